@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError
@@ -38,6 +38,14 @@ FRESH: Final = 30.0
 """Seconds for which the list of all nodes and pods is cached, over all runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    decided: int
+    """How many growths had been decided on."""
+    leaving: frozenset[str]
+    """UIDs of the run's pods on places that it gives up if it takes what was found."""
+
+
 class CapacityFinder:
     """Finds capacity for runs that wait for it or were shrunk.
 
@@ -57,29 +65,30 @@ class CapacityFinder:
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
         self._room = RoomFinder(watch)
         self._growths = Growths()
-        self._growths_known: dict[RecipeKey, int] = {}
-        """How many growths had been decided on when a run's capacity was found."""
+        self._found: dict[RecipeKey, _Found] = {}
 
     def forget(self, key: RecipeKey) -> None:
         """Drop what is cached of a run."""
         self._fits.pop(key, None)
         self._room.forget(key)
         self._growths.forget(key)
-        self._growths_known.pop(key, None)
+        self._found.pop(key, None)
 
     def forget_growth(self, key: RecipeKey) -> None:
         """Give up the places that a run has not taken yet."""
         self._growths.forget(key)
 
     def grow(self, status: StatusBuilder, snapshot: RunSnapshot, count: int) -> bool:
-        """Reserve places for `count` accelerators, so that no other run grows into them.
+        """Reserve places for `count` accelerators, so that no other run is given them.
 
-        False if another run has been given places since this run's capacity was found.
+        They are reserved until the list of all pods has the new ones. False if another run has been given
+        places since this run's capacity was found.
         """
-        if self._growths_known.get(status.key) != self._growths.decided:
+        found = self._found.get(status.key)
+        if found is None or found.decided != self._growths.decided:
             return False
-        template = _template_anywhere(snapshot.existing_job)
-        self._growths.add(status.key, template, -(-count // snapshot.per_node), status.now)
+        template, pods = _template_anywhere(snapshot.existing_job), -(-count // snapshot.per_node)
+        self._growths.add(status.key, template, pods, status.now, found.leaving)
         return True
 
     def move(self, status: StatusBuilder, pods: int) -> bool:
@@ -140,13 +149,17 @@ class CapacityFinder:
         cluster = await self._read_cluster(placed.union(bad))
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         template = _template_anywhere(avoiding(snapshot.existing_job, recovery.nodes_avoided))
-        self._growths_known[status.key] = self._growths.decided
+        decided = self._growths.decided
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fitting = await asyncio.to_thread(fitting_pods, cluster, template, own)
-        if bound and await self._in_another_domain(status, snapshot, cluster, template, fitting):
-            return Capacity(in_another_domain=True)
+        if bound:
+            best = usable_by_gang(cluster, template, fitting)
+            if await self._in_another_domain(status, snapshot, cluster, template, fitting, best):
+                self._found[status.key] = _Found(decided, _leaving(status.key, snapshot, cluster, best))
+                return Capacity(in_another_domain=True)
         # Pods that have a node keep those that wait in their topology domain; to grow, all get others.
         fitting = usable_by_gang(cluster, template, fitting, placed if waiting else ())
+        self._found[status.key] = _Found(decided, _leaving(status.key, snapshot, cluster, fitting))
         fits = sum(fitting.values())
         if resizable and not waiting and fits > snapshot.size:
             # To grow, the run gives up all of its nodes, and those who wait would be bound first.
@@ -174,14 +187,15 @@ class CapacityFinder:
         cluster: ClusterUsage,
         template: Object,
         fitting: Mapping[str, int],
+        best: Mapping[str, int],
     ) -> bool:
         """Whether all pods have room in another topology domain, but not in that of the pods that are placed.
 
-        `fitting`: number of pods that fit on each node, with the run's own counted as free.
+        `fitting`: number of pods that fit on each node, with the run's own counted as free; `best`: those of
+        the domain with the most room.
         """
         placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
         own_domain = usable_by_gang(cluster, template, fitting, placed)
-        best = usable_by_gang(cluster, template, fitting)
         if not placed or sum(own_domain.values()) >= snapshot.size or sum(best.values()) < snapshot.size:
             return False
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
@@ -259,6 +273,15 @@ class CapacityFinder:
 
 def _template(job: Object) -> Object:
     return backend_of(job).templates(job)[-1]
+
+
+def _leaving(
+    run: RecipeKey, snapshot: RunSnapshot, cluster: ClusterUsage, nodes: Collection[str]
+) -> frozenset[str]:
+    """UIDs of the run's pods, also of those that only `cluster` has, that are on none of these nodes."""
+    known = {pod["metadata"]["uid"]: node_of(pod) for pod in snapshot.pods}
+    staying = {uid for uid, node in known.items() if node in nodes}
+    return cluster.pods_of((run.namespace, run.name)).union(known) - staying
 
 
 def _needs_one_domain(snapshot: RunSnapshot) -> bool:

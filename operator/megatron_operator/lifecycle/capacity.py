@@ -1,7 +1,6 @@
 """How many of a run's pods fit on the nodes of the cluster, by the scheduler's rules."""
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -12,7 +11,13 @@ from megatron_operator.api import quantity
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state, ready_condition
-from megatron_operator.lifecycle.topology_domains import in_one_domain, required_keys
+from megatron_operator.lifecycle.topology_domains import (
+    Domain,
+    domains_of,
+    in_domains,
+    in_one_domain,
+    required_keys,
+)
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 Object = Mapping[str, Any]
@@ -59,8 +64,6 @@ class ClusterUsage:
     """UIDs of the trainers that have a node, by namespace and recipe."""
     waiting: dict[tuple[str, str], WaitingGang] = field(default_factory=dict)
     """Gangs of trainers that are not bound, by namespace and recipe."""
-    present: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number of trainers, bound or not, by namespace and recipe."""
 
     def add_node(self, node: Object) -> None:
         """Add a node."""
@@ -94,11 +97,9 @@ class ClusterUsage:
         run = (metadata.get("namespace", ""), str(recipe)) if trains else None
         if node_name is None:
             if run is not None and "deletionTimestamp" not in metadata:
-                self.present[run] += 1
                 self._add_waiting(run, metadata, pod["spec"])
             return
         if run is not None:
-            self.present[run] += 1
             self.bound.setdefault(run, set()).add(metadata["uid"])
         requests = _requests_and_pod(pod["spec"])
         _add(self.used.setdefault(node_name, {}), requests)
@@ -112,6 +113,15 @@ class ClusterUsage:
         gang.uids.add(metadata["uid"])
         gang.newest = max(gang.newest, seconds(metadata.get("creationTimestamp")) or 0.0)
 
+    def pods_of(self, run: tuple[str, str]) -> frozenset[str]:
+        """UIDs of a run's trainers, bound or not; `run` is namespace and recipe."""
+        waiting = self.waiting.get(run)
+        return frozenset(self.bound.get(run, ())).union(() if waiting is None else waiting.uids)
+
+    def nodes_of(self, run: tuple[str, str]) -> frozenset[str]:
+        """Names of the nodes that a run's trainers are bound to."""
+        return frozenset(self.trainers[uid][0] for uid in self.bound.get(run, ()))
+
     def used_by_others(self, uids: Collection[str]) -> dict[str, Amounts]:
         """Requests by node without those of these pods of recipes."""
         used = dict(self.used)
@@ -121,13 +131,19 @@ class ClusterUsage:
 
 
 def missing_gang(
-    cluster: ClusterUsage, run: tuple[str, str], template: Object, pods: int, now: float
+    cluster: ClusterUsage,
+    run: tuple[str, str],
+    template: Object,
+    pods: int,
+    now: float,
+    leaving: frozenset[str] = frozenset(),
 ) -> WaitingGang | None:
     """Those of a run's `pods` pods that the cluster does not have yet; none if it has all.
 
-    `run`: namespace and recipe. `now`: seconds since the epoch.
+    `run`: namespace and recipe. `now`: seconds since the epoch. `leaving`: UIDs of pods that do not count.
     """
-    missing = {f"{'/'.join(run)}/{number}" for number in range(pods - cluster.present[run])}
+    present = len(cluster.pods_of(run) - leaving)
+    missing = {f"{'/'.join(run)}/{number}" for number in range(pods - present)}
     spec = template["spec"]
     return WaitingGang(_requests_and_pod(spec), _placement(spec), missing, now) if missing else None
 
@@ -166,6 +182,7 @@ def claimed_by_others(
 
     Those are the waiting trainers of each run that request the same accelerators and fit as a whole: a gang
     that does not is not bound either way. One that has waited for `LONGEST_CLAIM` is not expected to be.
+    Those that must share a topology domain with pods of their run that are bound take places there alone.
     `expected` are gangs that the cluster does not have yet.
 
     Args:
@@ -176,28 +193,31 @@ def claimed_by_others(
         now: Seconds since the epoch.
     """
     accelerators = _extended(pod_requests(template["spec"]))
-    gangs_by_spec: dict[str, list[WaitingGang]] = {}
-    for gang in (*cluster.waiting.values(), *expected):
+    labels = {node["metadata"]["name"]: node["metadata"]["labels"] for node in cluster.nodes}
+    gangs_by_spec: dict[tuple[str, frozenset[Domain]], list[WaitingGang]] = {}
+    waiting = ((gang, cluster.nodes_of(run)) for run, gang in cluster.waiting.items())
+    for gang, placed in (*waiting, *((gang, ()) for gang in expected)):
         competes = not accelerators or not accelerators.isdisjoint(_extended(gang.requests))
         if competes and now - gang.newest < LONGEST_CLAIM and gang.uids.isdisjoint(own_uids):
-            gangs_by_spec.setdefault(gang.spec(), []).append(gang)
+            domains = domains_of(labels, required_keys(gang.placement), placed)
+            gangs_by_spec.setdefault((gang.spec(), domains), []).append(gang)
     if not gangs_by_spec:
         return 0
     used = cluster.used_by_others(own_uids)
     usable = [node for node in cluster.nodes if node["metadata"]["name"] in fits]
     others = [node for node in cluster.nodes if node["metadata"]["name"] not in fits]
     claimed = 0
-    for gangs in gangs_by_spec.values():
+    for (_, domains), gangs in gangs_by_spec.items():
         placement, requests = gangs[0].placement, gangs[0].requests
-        places = _fitting(usable, used, placement, requests)
+        keys = required_keys(placement)
+        places = _fitting(in_domains(usable, keys, domains), used, placement, requests)
         shared = sum(min(count, fits[name]) for name, count in places.items())
         if not shared:
             continue
-        keys = required_keys(placement)
         room = sum(in_one_domain(usable, keys, places).values())
         if room < max(len(gang.uids) for gang in gangs):
             # The rest of a gang may be bound to nodes that this run cannot use.
-            places |= _fitting(others, used, placement, requests)
+            places |= _fitting(in_domains(others, keys, domains), used, placement, requests)
             room = sum(in_one_domain(cluster.nodes, keys, places).values())
         claimed += sum(min(len(gang.uids), shared) for gang in gangs if len(gang.uids) <= room)
     return claimed

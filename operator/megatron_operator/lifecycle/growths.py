@@ -17,10 +17,12 @@ class _Growth:
     pods: int
     decided: float
     """Seconds since the epoch."""
+    leaving: frozenset[str]
+    """UIDs of pods that the run had then, on places that it gives up."""
 
 
 class Growths:
-    """The growths that one operator has decided on.
+    """The growths and changes of the topology domain that one operator has decided on.
 
     They are not stored: after a change of the leader, the pods that wait are what is left of them.
     """
@@ -34,9 +36,19 @@ class Growths:
         """Number of growths so far: with the same number the places free for a run are the same."""
         return self._decided
 
-    def add(self, run: RecipeKey, template: Object, pods: int, now: float) -> None:
-        """`run` will have `pods` pods of `template`; `now` is in seconds since the epoch."""
-        self._growths[run] = _Growth(template, pods, now)
+    def add(
+        self,
+        run: RecipeKey,
+        template: Object,
+        pods: int,
+        now: float,
+        leaving: frozenset[str] = frozenset(),
+    ) -> None:
+        """`run` will have `pods` pods of `template`; `now` is in seconds since the epoch.
+
+        `leaving`: UIDs of its present pods on places that it gives up, so that they are none of these.
+        """
+        self._growths[run] = _Growth(template, pods, now, leaving)
         self._decided += 1
 
     def forget(self, run: RecipeKey) -> None:
@@ -47,7 +59,7 @@ class Growths:
         """The pods that other runs will have and `cluster` has not; `now` in seconds since the epoch."""
         found = []
         for key, growth in list(self._growths.items()):
-            gang = missing_gang(cluster, key, growth.template, growth.pods, now)
+            gang = missing_gang(cluster, key, growth.template, growth.pods, now, growth.leaving)
             if gang is None or now - growth.decided >= LONGEST_GROWTH:
                 del self._growths[key]
             elif key != run:

@@ -18,6 +18,27 @@ def required_keys(spec: Object) -> tuple[str, ...]:
     return tuple(str(term["topologyKey"]) for term in terms)
 
 
+def domains_of(
+    labels: Mapping[str, Mapping[str, str]], keys: tuple[str, ...], names: Iterable[str]
+) -> frozenset[Domain]:
+    """Domains of these nodes, of those that exist and have all keys; `labels` is by node name.
+
+    None without keys.
+    """
+    found = (labels.get(name, {}) for name in names) if keys else ()
+    return frozenset(tuple(str(each[key]) for key in keys) for each in found if all(k in each for k in keys))
+
+
+def in_domains(
+    nodes: Iterable[Object], keys: tuple[str, ...], domains: Collection[Domain]
+) -> Iterable[Object]:
+    """The nodes in these domains; all where there are none."""
+    if not domains:
+        return nodes
+    labels = ((node, node["metadata"].get("labels") or {}) for node in nodes)
+    return (node for node, each in labels if tuple(each.get(key) for key in keys) in domains)
+
+
 def by_domain(
     nodes: Iterable[Object], keys: tuple[str, ...], fits: Mapping[str, int]
 ) -> dict[Domain, dict[str, int]]:
