@@ -65,8 +65,8 @@ class Operator:
         """Start all tasks."""
         settings = self.settings
         self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
-        nodes = NodeReader(self.api, allowed=settings.node_discovery)
         watch = NodeWatch(self.api, self._missed) if settings.node_discovery else None
+        nodes = NodeReader(self.api, watch, allowed=settings.node_discovery)
         self.caches = Caches(settings.job_kinds)
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches, watch)

@@ -1,12 +1,16 @@
-"""Reads nodes only where the fate of a pod depends on them: the node list of a large cluster is large."""
+"""Reads nodes only where the fate of a pod depends on them: the node list of a large cluster is large.
+
+What the watch of nodes has is not read, unless a pod could be deleted by force because of it.
+"""
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from megatron_operator.api.times import seconds
 from megatron_operator.controller.api_client import NODES, ApiClient
+from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.node_state import (
     NodeState,
     NodeStatus,
@@ -29,8 +33,9 @@ class NodeReader:
     `allowed` is whether the operator may read nodes at all.
     """
 
-    def __init__(self, api: ApiClient, *, allowed: bool) -> None:
+    def __init__(self, api: ApiClient, watch: NodeWatch | None = None, *, allowed: bool) -> None:
         self._api = api
+        self._watch = watch
         self._allowed = allowed
         self._cache: dict[str, tuple[float, NodeStatus]] = {}
         self._bad_since: dict[str, float] = {}
@@ -42,18 +47,35 @@ class NodeReader:
 
         `now` is in seconds since the epoch.
         """
-        names = {name for pod in pods if is_deleting(pod) and (name := node_of(pod)) is not None}
-        names |= set(also)
+        held = {name for pod in pods if is_deleting(pod) and (name := node_of(pod)) is not None}
+        names = held.union(also)
         if not names or not self._allowed:
             return {}
+        watched = self._watched(names, held)
         moment = time.monotonic()
         self._cache = {name: entry for name, entry in self._cache.items() if moment - entry[0] < FRESH}
-        missing = sorted(names - self._cache.keys())
+        missing = sorted(names - watched.keys() - self._cache.keys())
         if missing:
             found = await self._read(missing)
             for name in missing:
                 self._cache[name] = moment, self._status(name, found.get(name), moment, now)
-        return {name: self._cache[name][1] for name in names}
+        return {name: watched[name] if name in watched else self._cache[name][1] for name in names}
+
+    def _watched(self, names: Collection[str], held: Collection[str]) -> dict[str, NodeStatus]:
+        """Nodes as the watch has them, if it is up to date.
+
+        Those in `held` have pods that are being deleted. If such a node is gone or not ready, its pods may be
+        deleted by force, which must not rest on a state that is over: then it is read.
+        """
+        known = None if self._watch is None else self._watch.fresh(names)
+        if known is None:
+            return {}
+        found = {name: known.get(name, NodeStatus(NodeState.GONE)) for name in names}
+        usable = {n: node for n, node in found.items() if n not in held or node.state is NodeState.READY}
+        for name, node in usable.items():
+            if node.state is NodeState.READY:
+                self._bad_since.pop(name, None)
+        return usable
 
     def _status(self, name: str, node: Object | None, moment: float, now: float) -> NodeStatus:
         state = NodeState.GONE if node is None else node_state(node)

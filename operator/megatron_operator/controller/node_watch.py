@@ -1,11 +1,13 @@
 """Watches the conditions and taints of all nodes: one list, then only what changes.
 
 Of each node only these are kept, and healthy nodes share one entry. An undisturbed run costs no request for
-its nodes, and a node's heartbeats cause no reconcile.
+its nodes, a disturbed one only for nodes that may have lost their kubelet, and a node's heartbeats cause no
+reconcile.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -14,7 +16,7 @@ import aiohttp
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.lifecycle.maintenance import maintenance_sign
-from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, with_signs
+from megatron_operator.lifecycle.node_state import NodeStatus, node_state, with_signs
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -26,6 +28,8 @@ PAUSE: Final = 5.0
 """Seconds between two watch requests."""
 LONGEST_PAUSE: Final = 300.0
 """Seconds; the pause doubles with each refused request, because a list of all nodes is expensive."""
+LONGEST_SILENCE: Final = 75.0
+"""Seconds without an event for which the watch counts as up to date: a bookmark comes each minute."""
 GONE: Final = 410
 """The API server no longer has the changes since a version."""
 
@@ -38,6 +42,8 @@ class NodeWatch:
         self._notify = notify
         self._nodes: dict[str, NodeStatus] | None = None
         self._version = ""
+        self._heard = 0.0
+        """Monotonic seconds of the last list or event."""
         self._shared: dict[NodeStatus, NodeStatus] = {}
         self._runs: dict[RecipeKey, frozenset[str]] = {}
 
@@ -48,6 +54,15 @@ class NodeWatch:
         """
         self._runs[run] = frozenset(names)
         if self._nodes is None:
+            return None
+        return {name: node for name in names if (node := self._nodes.get(name)) is not None}
+
+    def fresh(self, names: Collection[str]) -> dict[str, NodeStatus] | None:
+        """Those of these nodes that exist; None unless the watch is synchronised and not silent.
+
+        They are without the time since when they are in their state.
+        """
+        if self._nodes is None or time.monotonic() - self._heard >= LONGEST_SILENCE:
             return None
         return {name: node for name in names if (node := self._nodes.get(name)) is not None}
 
@@ -89,13 +104,14 @@ class NodeWatch:
         """Read all nodes. Raises ApiError."""
         found: dict[str, NodeStatus] = {}
         shared: dict[NodeStatus, NodeStatus] = {}
-        version = ""
+        version, began = "", time.monotonic()
         async for first, page in self._api.versioned_pages(NODES, None):
             version = version or first
             for node in page:
                 status = _signs(node)
                 found[node["metadata"]["name"]] = shared.setdefault(status, status)
         before, self._nodes, self._shared, self._version = self._nodes or {}, found, shared, version
+        self._heard = began
         self._changed({name for name in before.keys() | found if before.get(name) != found.get(name)})
 
     async def follow(self) -> None:
@@ -107,6 +123,7 @@ class NodeWatch:
         """Take over a watch event."""
         node, nodes = event["object"], self._nodes if self._nodes is not None else {}
         self._version, name = node["metadata"]["resourceVersion"], node["metadata"].get("name")
+        self._heard = time.monotonic()
         if event["type"] == "BOOKMARK":
             return
         before = nodes.get(name)
@@ -125,5 +142,5 @@ class NodeWatch:
 
 
 def _signs(node: Object) -> NodeStatus:
-    """The node's conditions and taints; its own readiness is read where it counts."""
-    return with_signs(NodeStatus(NodeState.READY), node)
+    """The node's state, conditions and taints; not since when, so that healthy nodes are equal."""
+    return with_signs(NodeStatus(node_state(node)), node)

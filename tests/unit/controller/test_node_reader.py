@@ -1,4 +1,4 @@
-"""Nodes are read only where a pod needs it, and cached briefly."""
+"""Nodes are read only where a pod needs it and the watch does not have them, and cached briefly."""
 
 import asyncio
 import time
@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from megatron_operator.api.times import timestamp
+from megatron_operator.controller import node_watch
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
 from megatron_operator.lifecycle.snapshot import abandoned_pods
 
@@ -22,7 +24,8 @@ def deleting(node: str) -> dict[str, Any]:
 
 
 def node(name: str, ready: str) -> dict[str, Any]:
-    return {"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+    metadata = {"name": name, "resourceVersion": "2"}
+    return {"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
 
 
 class NodesInMemory:
@@ -42,6 +45,9 @@ class NodesInMemory:
     async def pages(self, resource: Any, namespace: None) -> AsyncIterator[list[Any]]:
         yield await self.find(resource, namespace)
 
+    async def versioned_pages(self, _resource: Any, _namespace: None) -> AsyncIterator[tuple[str, list[Any]]]:
+        yield "1", list(self.nodes.values())
+
 
 def test_a_few_nodes_are_read_one_by_one_and_cached() -> None:
     api: Any = NodesInMemory(node("a", "True"), node("b", "Unknown"))
@@ -52,17 +58,17 @@ def test_a_few_nodes_are_read_one_by_one_and_cached() -> None:
         await reader.of(pods, NOW)
         return await reader.of(pods, NOW)
 
-    states = {name: each.state for name, each in asyncio.run(read_twice()).items()}
-    assert states == {"a": NodeState.READY, "b": NodeState.UNREACHABLE, "c": NodeState.GONE}
+    found = {name: each.state for name, each in asyncio.run(read_twice()).items()}
+    assert found == {"a": NodeState.READY, "b": NodeState.UNREACHABLE, "c": NodeState.GONE}
     assert api.requests == ["metadata.name=a", "metadata.name=b", "metadata.name=c"]
 
 
 def test_for_many_nodes_the_whole_list_is_read_once() -> None:
     api: Any = NodesInMemory(*(node(f"n{index}", "Unknown") for index in range(40)))
     pods = [deleting(name) for name in api.nodes]
-    states = asyncio.run(NodeReader(api, allowed=True).of(pods, NOW))
+    found = asyncio.run(NodeReader(api, allowed=True).of(pods, NOW))
     assert api.requests == [None]
-    assert len(states) == 40
+    assert len(found) == 40
 
 
 def test_a_clock_that_was_set_back_does_not_delay_the_deletion_of_pods_on_a_lost_node(
@@ -80,6 +86,61 @@ def test_a_clock_that_was_set_back_does_not_delay_the_deletion_of_pods_on_a_lost
         return bool(abandoned_pods([deleting("a")], nodes, NOW - 3569))
 
     assert asyncio.run(read_twice())
+
+
+def watched(*nodes: dict[str, Any]) -> tuple[NodeReader, NodeWatch, NodesInMemory]:
+    """A reader with a synchronised watch of these nodes."""
+    memory = NodesInMemory(*nodes)
+    api: Any = memory
+    watch = NodeWatch(api, lambda _run: None)
+    asyncio.run(watch.refresh())
+    return NodeReader(api, watch, allowed=True), watch, memory
+
+
+def states(reader: NodeReader, pods: list[dict[str, Any]], *also: str) -> dict[str, NodeState]:
+    return {name: each.state for name, each in asyncio.run(reader.of(pods, NOW, also)).items()}
+
+
+def test_nodes_that_are_ready_or_cost_no_pod_come_from_the_watch() -> None:
+    reader, _, api = watched(node("a", "True"), node("b", "Unknown"))
+    assert states(reader, [deleting("a")], "b", "gone") == {
+        "a": NodeState.READY,
+        "b": NodeState.UNREACHABLE,
+        "gone": NodeState.GONE,
+    }
+    assert api.requests == []
+
+
+def test_nodes_for_which_a_pod_could_be_deleted_by_force_are_read() -> None:
+    reader, _, api = watched(node("a", "Unknown"), node("b", "False"))
+    api.nodes["a"] = node("a", "True")
+    api.nodes["new"] = node("new", "True")
+    pods = [deleting("a"), deleting("b"), deleting("new")]
+    expected = {"a": NodeState.READY, "b": NodeState.NOT_READY, "new": NodeState.READY}
+    assert states(reader, pods) == expected, "the watch is behind"
+    assert api.requests == [f"metadata.name={name}" for name in ("a", "b", "new")]
+
+
+def test_nodes_are_read_while_the_watch_is_silent_or_has_no_list(monkeypatch: Any) -> None:
+    reader, watch, api = watched(node("a", "True"))
+    late = time.monotonic() + node_watch.LONGEST_SILENCE
+    monkeypatch.setattr(node_watch.time, "monotonic", lambda: late)
+    states(reader, [deleting("a")], "a")
+    assert len(api.requests) == 1
+    watch.handle({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "3"}}})
+    states(reader, [deleting("a")], "a")
+    assert len(api.requests) == 1, "the watch has nothing that is newer"
+    client: Any = api
+    states(NodeReader(client, NodeWatch(client, lambda _run: None), allowed=True), [deleting("a")])
+    assert len(api.requests) == 2
+
+
+def test_what_the_watch_reports_of_a_node_counts_at_once() -> None:
+    reader, watch, _ = watched(node("a", "True"))
+    watch.handle({"type": "MODIFIED", "object": node("a", "Unknown")})
+    assert states(reader, [], "a") == {"a": NodeState.UNREACHABLE}
+    watch.handle({"type": "DELETED", "object": node("a", "Unknown")})
+    assert states(reader, [], "a") == {"a": NodeState.GONE}
 
 
 def test_running_pods_and_missing_permission_cause_no_request() -> None:

@@ -62,6 +62,22 @@ def test_a_disturbed_run_is_read(training_run: Run, reads: list[str]) -> None:
     assert {"megatronrecipes", "pytorchjobs", "pods"} <= set(reads)
 
 
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_pod_that_fails_or_is_drained_on_a_ready_node_costs_no_read_of_a_node(
+    training_run: Run, reads: list[str], drained: bool
+) -> None:
+    pod = training_run.cluster.pods[1]
+    if drained:
+        training_run.cluster.delete(pod)
+    else:
+        training_run.cluster.fail(pod, 137, "was killed")
+    training_run.operator.reconcile()
+    training_run.until(lambda: bool(training_run.incidents) and training_run.trains())
+    assert training_run.incidents[-1]["node"] == "node-1"
+    assert "pods" in reads
+    assert "nodes" not in reads
+
+
 def test_a_replacement_is_counted_once_while_the_watches_are_silent(training_run: Run) -> None:
     behind(training_run)
     training_run.cluster.fail(training_run.cluster.pods[1], 137, "was killed")

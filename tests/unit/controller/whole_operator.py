@@ -15,7 +15,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recovery_status import RecoveryStatus
-from megatron_operator.controller import capacity_finder, node_reader, room_finder, supervisor
+from megatron_operator.controller import capacity_finder, node_reader, node_watch, room_finder, supervisor
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
@@ -171,6 +171,7 @@ class WholeOperator:
         clock: Any = SimpleNamespace(monotonic=lambda: api.cluster.now)
         self._patches: list[Any] = [
             patch.object(node_reader, "time", clock),
+            patch.object(node_watch, "time", clock),
             patch.object(capacity_finder, "time", clock),
             patch.object(room_finder, "time", clock),
             patch.object(supervisor, "decide", self._decide),
@@ -184,10 +185,10 @@ class WholeOperator:
         config: Any = ConfigInMemory()
         self._progress = ProgressInMemory(self.api.cluster, self.api.clock.now)
         poller: Any = self._progress
-        nodes = NodeReader(api, allowed=True)
+        self._watch = NodeWatch(api, lambda _key: None)
+        nodes = NodeReader(api, self._watch, allowed=True)
         self.caches = Caches()
         self._undelivered: tuple[list[Any], ...] = ([], [], [])
-        self._watch = NodeWatch(api, lambda _key: None)
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches, self._watch)
         planning: Any = self.planning or PlanningInProcess()
         capacity = CapacityFinder(api, planning, self._watch, allowed=True)
@@ -231,7 +232,8 @@ class WholeOperator:
 
     def _deliver(self) -> None:
         """The watches deliver what has changed; where they are `behind`, that of the last reconcile."""
-        self.runner.run(self._watch.refresh())
+        if not self._behind:
+            self.runner.run(self._watch.refresh())
         current = self._current()
         delivered = self._undelivered if self._behind else current
         self._undelivered = current
@@ -266,6 +268,8 @@ class WholeOperator:
             self.runner.run(self._reconciler(KEY))
         except KilledError:
             self._start()
+        if self._behind:
+            self.runner.run(self._watch.refresh())
         continues_restart = self.recovery.restart_before is not None
         assert not (deleting and self.api.deleted) or continues_restart, (
             "deletes while pods are being deleted"
