@@ -11,7 +11,9 @@ from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import NODES, PODS, ApiClient
+from megatron_operator.controller.inherited_runs import InheritedRuns
 from megatron_operator.controller.node_watch import NodeWatch
+from megatron_operator.controller.object_cache import ObjectCache
 from megatron_operator.controller.planning import Planning
 from megatron_operator.controller.room_finder import RoomFinder
 from megatron_operator.lifecycle.capacity import (
@@ -49,11 +51,17 @@ class _Found:
 class CapacityFinder:
     """Finds capacity for runs that wait for it or were shrunk.
 
-    `allowed` is whether the operator may read nodes and all pods.
+    `allowed` is whether the operator may read nodes and all pods; `recipes` is the cache of all recipes.
     """
 
     def __init__(
-        self, api: ApiClient, planning: Planning, watch: NodeWatch | None = None, *, allowed: bool
+        self,
+        api: ApiClient,
+        planning: Planning,
+        watch: NodeWatch | None = None,
+        recipes: ObjectCache | None = None,
+        *,
+        allowed: bool,
     ) -> None:
         self._api = api
         self._planning = planning
@@ -65,6 +73,7 @@ class CapacityFinder:
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
         self._room = RoomFinder(watch)
         self._growths = Growths()
+        self._inherited = InheritedRuns(recipes)
         self._found: dict[RecipeKey, _Found] = {}
 
     def forget(self, key: RecipeKey) -> None:
@@ -82,8 +91,10 @@ class CapacityFinder:
         """Reserve places for `count` accelerators, so that no other run is given them.
 
         They are reserved until the list of all pods has the new ones. False if another run has been given
-        places since this run's capacity was found.
+        places since this run's capacity was found, or had been when the operator started and has not arrived.
         """
+        if self._waits_for_inherited(status):
+            return False
         found = self._found.get(status.key)
         if found is None or found.decided != self._growths.decided:
             return False
@@ -94,9 +105,20 @@ class CapacityFinder:
     def move(self, status: StatusBuilder, pods: int) -> bool:
         """Reserve places for `pods` pods that move, so that no other run moves into them.
 
-        False if another run has been given places since this run's capacity was found.
+        False as for `grow`.
         """
+        if self._waits_for_inherited(status):
+            return False
         return self._room.move(status.key, pods, status.now)
+
+    def _waits_for_inherited(self, status: StatusBuilder) -> bool:
+        """Whether the run waits for others that were on their way when this process began."""
+        waits = self._inherited.others(status.key)
+        if self._inherited.arrived(status.now):
+            # What was found free before may be theirs.
+            self._read_at = -FRESH
+            self._room.forget_answers()
+        return waits
 
     async def find(
         self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, maintenance: Maintenance
@@ -112,6 +134,7 @@ class CapacityFinder:
             return capacity
         if (known := self._room.known(status, snapshot)) is not None:
             return replace(capacity, room=known)
+        await self._inherited.find(status.now)
         cluster = await self._read_cluster(snapshot.placed_on)
         growing = self._growths.of_others(status.key, cluster, status.now)
         template = _template(avoiding(snapshot.existing_job, status.recovery.nodes_avoided))
@@ -145,6 +168,7 @@ class CapacityFinder:
             return Capacity()
         if not self._allowed:
             return await self._without_permission(status, snapshot, limits, waiting=waiting)
+        await self._inherited.find(status.now)
         placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
         cluster = await self._read_cluster(placed.union(bad))
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}

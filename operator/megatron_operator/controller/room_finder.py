@@ -55,6 +55,10 @@ class RoomFinder:
         if self._watch is not None:
             self._watch.forget(key)
 
+    def forget_answers(self) -> None:
+        """Find the room of each run again."""
+        self._answers.clear()
+
     def concerns(self, status: StatusBuilder) -> bool:
         """Whether the run has nodes to leave."""
         if self._watch is not None and to_leave(status.recovery):

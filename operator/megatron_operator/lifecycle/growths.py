@@ -24,7 +24,8 @@ class _Growth:
 class Growths:
     """The growths and changes of the topology domain that one operator has decided on.
 
-    They are not stored: after a change of the leader, the pods that wait are what is left of them.
+    They are not stored: after a change of the leader, runs whose status has an unfinished one are waited for
+    (`relocation`).
     """
 
     def __init__(self) -> None:
