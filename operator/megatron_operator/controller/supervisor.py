@@ -18,13 +18,15 @@ from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.recovery import (
     apply_decision,
-    judge_announcements,
-    observe,
     pods_to_move,
     recheck_delay,
+    unfinished_actions,
+)
+from megatron_operator.lifecycle.recovery_observation import (
+    judge_announcements,
+    observe,
     recovery_limits,
     report_kept_nodes,
-    unfinished_actions,
 )
 from megatron_operator.lifecycle.recovery_policy import Avoid, ChangeDomain, Move, Resize, Wait, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot

@@ -1,4 +1,4 @@
-"""From a snapshot to the recovery decision, and from the decision to status and actions.
+"""From the recovery decision to status and actions.
 
 A decision is written into the status before it is executed. What is not executed because the operator died
 is found by the next reconcile.
@@ -6,12 +6,8 @@ is found by the next reconcile.
 
 from typing import Final
 
-from pydantic import ValidationError
-
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
-from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.actions import (
@@ -34,26 +30,11 @@ from megatron_operator.lifecycle.incidents import (
     resized,
     resized_by_edit,
 )
-from megatron_operator.lifecycle.maintenance import (
-    judge_maintenance,
-    left_behind,
-    moved,
-    plan_move,
-    record_staying,
-)
-from megatron_operator.lifecycle.node_choice import record_kept
-from megatron_operator.lifecycle.node_evidence import forget_evidence, is_conclusive, record_avoided
-from megatron_operator.lifecycle.node_health import avoidance_limits
-from megatron_operator.lifecycle.node_state import NodeStatus, node_of
+from megatron_operator.lifecycle.maintenance import left_behind, moved
+from megatron_operator.lifecycle.node_evidence import forget_evidence, record_avoided
+from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
-from megatron_operator.lifecycle.observation import (
-    Capacity,
-    Heartbeat,
-    History,
-    Limits,
-    MaintenanceMove,
-    Observation,
-)
+from megatron_operator.lifecycle.observation import MaintenanceMove
 from megatron_operator.lifecycle.pod_termination import pod_end, short_name
 from megatron_operator.lifecycle.progress_status import reached_iteration
 from megatron_operator.lifecycle.recovery_policy import (
@@ -82,95 +63,6 @@ GATED_SECONDS: Final = 60.0
 """Age of a pod that still has the scheduling gate of its gang, from which it is replaced."""
 RECENT: Final = 60.0
 """Seconds after a change of state for which pods are checked often."""
-
-
-def recovery_limits(status: StatusBuilder) -> Limits:
-    """The limits in `spec.recovery`; the defaults while that section is invalid."""
-    try:
-        return Limits.of(RecoverySpec.model_validate(status.spec.get("recovery") or {}))
-    except ValidationError:
-        return Limits.of(RecoverySpec())
-
-
-def observe(
-    status: StatusBuilder,
-    snapshot: RunSnapshot,
-    limits: Limits,
-    capacity: Capacity,
-    rules: BadNodes | None = None,
-) -> Observation:
-    """What the recovery policy decides on. `rules` are the platform's for bad nodes."""
-    rules = rules or BadNodes()
-    heartbeat = None
-    if snapshot.reading is not None:
-        report = snapshot.reading.report
-        heartbeat = Heartbeat(
-            phase=report.phase,
-            iteration=report.iteration,
-            step_seconds=report.step_seconds,
-            answered=snapshot.reading.answered,
-            moved=seconds(status.progress.time),
-            unmoved=snapshot.reading.unmoved,
-        )
-    recovery = status.recovery
-    return Observation(
-        now=snapshot.now,
-        size=snapshot.size,
-        pods=snapshot.pod_views,
-        heartbeat=heartbeat,
-        history=History(
-            run_id=status.uid,
-            restarts_since_checkpoint=recovery.restarts_since_checkpoint,
-            last_restart=seconds(recovery.last_restart_time),
-            last_cause=recovery.last_cause,
-            first_cause=recovery.first_cause,
-            last_resize=seconds(recovery.last_resize_time),
-            node_failures=recovery.node_failures,
-            proven={
-                node: f"has {each.evidence} ({each.cause})"
-                for node, each in recovery.node_evidence.items()
-                if is_conclusive(each)
-            },
-            avoided=frozenset(recovery.nodes_avoided),
-            cleared=frozenset(recovery.nodes_avoided)
-            - recovery.node_evidence.keys()
-            - recovery.maintenance.keys(),
-        ),
-        limits=limits,
-        ended=snapshot.job_phase is not JobPhase.ACTIVE,
-        early_exit=snapshot.early_exit,
-        waiting_since=seconds(recovery.waiting_since),
-        capacity=capacity.elastic,
-        releasable=capacity.releasable_nodes,
-        in_another_domain=capacity.in_another_domain,
-        avoidance=avoidance_limits(recovery, capacity.places, snapshot.size, rules, snapshot.now),
-        maintenance=plan_move(recovery, capacity.room, snapshot.size, rules, snapshot.now),
-    )
-
-
-def judge_announcements(
-    status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, rules: Maintenance
-) -> None:
-    """Record which nodes of the run announce maintenance; none for a run that avoids no nodes."""
-    nodes = snapshot.announcing if limits.avoid_after else dict[str, NodeStatus]()
-    recovery = judge_maintenance(status.recovery, nodes, snapshot.placed_on, rules, status.now)
-    status.set(recovery=recovery)
-
-
-def report_kept_nodes(status: StatusBuilder, observation: Observation) -> None:
-    """Record bad nodes that a cap or a lack of others keeps in use; an Event for each that is new."""
-    recovery, new = record_kept(status.recovery, observation.node_choice.keep)
-    status.set(recovery=recovery)
-    for node, why in new.items():
-        evidence = recovery.node_evidence[node]
-        text = f"{node} has {evidence.evidence} ({evidence.cause}), but the run does not avoid it: {why}"
-        status.add_event(Reason.NODE_NOT_AVOIDED, text, warning=True)
-    recovery, new = record_staying(status.recovery, observation.maintenance)
-    status.set(recovery=recovery)
-    for node, why in new.items():
-        sign = recovery.maintenance[node].sign
-        text = f"maintenance of {node} is announced ({sign}), but the run stays on it: {why}"
-        status.add_event(Reason.NODE_NOT_AVOIDED, text, warning=True)
 
 
 def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result | None:

@@ -19,13 +19,8 @@ from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.node_evidence import add_evidence
 from megatron_operator.lifecycle.observation import Capacity
 from megatron_operator.lifecycle.pod_termination import PodEnd
-from megatron_operator.lifecycle.recovery import (
-    apply_decision,
-    observe,
-    recovery_limits,
-    report_kept_nodes,
-    unfinished_actions,
-)
+from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
+from megatron_operator.lifecycle.recovery_observation import observe, recovery_limits, report_kept_nodes
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     ChangeDomain,
