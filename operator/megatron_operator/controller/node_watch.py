@@ -58,11 +58,12 @@ class NodeWatch:
         return {name: node for name in names if (node := self._nodes.get(name)) is not None}
 
     def fresh(self, names: Collection[str]) -> dict[str, NodeStatus] | None:
-        """Those of these nodes that exist; None unless the watch is synchronised and not silent.
+        """Those of these nodes that exist; None while the watch is silent or has missed changes.
 
         They are without the time since when they are in their state.
         """
-        if self._nodes is None or time.monotonic() - self._heard >= LONGEST_SILENCE:
+        silent = time.monotonic() - self._heard >= LONGEST_SILENCE
+        if self._nodes is None or not self._version or silent:
             return None
         return {name: node for name in names if (node := self._nodes.get(name)) is not None}
 

@@ -132,6 +132,26 @@ def test_a_lost_connection_continues_and_a_version_that_is_too_old_lists_again()
     assert notified == [RUN, RUN], "the list shows that what was reported is over"
 
 
+@pytest.mark.parametrize("error", [ApiError(410, "Expired", "too old"), KeyError("no object")])
+def test_a_watch_that_has_missed_changes_has_no_fresh_nodes_before_the_next_list(error: Exception) -> None:
+    api: Any = Nodes([error])
+    watch = NodeWatch(api, lambda _run: None)
+
+    async def ends(_resource: Any, _namespace: None) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+        raise asyncio.CancelledError
+        yield "", []
+
+    async def run() -> None:
+        await watch.refresh()
+        assert watch.fresh(["a", "gone"]) is not None
+        api.versioned_pages = ends
+        await watch.run()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert watch.fresh(["a"]) is None
+
+
 def test_a_run_that_is_gone_is_not_notified() -> None:
     api: Any = Nodes()
     notified: list[RecipeKey] = []
