@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from testkit import image_text
-from testkit.image_text import CHATML, SPECIAL, VOCABULARY
+from testkit.image_text import CHATML, VOCABULARY
 from testkit.weights.families import disturb_vectors
 from testkit.weights.gated_delta import QWEN3_5, write_prediction
 
@@ -25,15 +26,13 @@ class ImageFamily:
 
 
 def write_qwen3_vl(folder: Path, dtype: str = "bfloat16", *, experts: bool = False) -> Any:
-    """Write a Qwen3-VL of four layers of text and three of vision, two of which feed layers of text."""
-    import transformers
+    """Write a Qwen3-VL of four layers of text and three of vision, two of which feed layers of text.
 
-    tokenizer = image_text.write_tokenizer(folder)
-    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in SPECIAL}
+    `experts`: four in each layer of text.
+    """
     text: dict[str, Any] = {
         **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 32},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
-        **{"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": ids["<|im_end|>"]},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0},
         "rope_parameters": {
             **{"rope_type": "default", "rope_theta": 5e6},
             **{"mrope_section": [6, 5, 5], "mrope_interleaved": True},
@@ -42,27 +41,7 @@ def write_qwen3_vl(folder: Path, dtype: str = "bfloat16", *, experts: bool = Fal
     if experts:
         text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     kind = "Qwen3VLMoe" if experts else "Qwen3VL"
-    config = getattr(transformers, f"{kind}Config")(
-        text_config=text,
-        vision_config={
-            **{"depth": 3, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
-            **{"out_hidden_size": 64, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
-        },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=False,
-    )
-    images = transformers.Qwen2VLImageProcessor(patch_size=16)
-    videos = transformers.Qwen3VLVideoProcessor()
-    processor = transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHATML)
-    return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, processor, folder, dtype)
-
-
-def write_qwen3_vl_moe(folder: Path, dtype: str = "bfloat16") -> Any:
-    """Write a Qwen3-VL with four experts in each layer of text."""
-    return write_qwen3_vl(folder, dtype, experts=True)
+    return _write_qwen(folder, dtype, kind, text, {"depth": 3, "deepstack_visual_indexes": [0, 1]})
 
 
 def write_qwen35_vl(
@@ -70,49 +49,63 @@ def write_qwen35_vl(
 ) -> Any:
     """Write a Qwen3.5-VL of four layers of text and two of vision, with a layer of multi-token prediction.
 
-    `sizes`: of its text. `tied`: its output to its embedding.
+    `sizes`: of its text. `tied`: its output to its embedding, as those up to 4B.
     """
-    import transformers
-
-    tokenizer = image_text.write_tokenizer(folder)
-    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in SPECIAL}
     text = {
         **sizes,
-        **{"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "head_dim": 64},
-        **{"mtp_num_hidden_layers": 1, "eos_token_id": ids["<|im_end|>"], "tie_word_embeddings": tied},
+        **{"head_dim": 64, "mtp_num_hidden_layers": 1, "tie_word_embeddings": tied},
         "rope_parameters": {
             **{"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
             **{"mrope_section": [3, 3, 2], "mrope_interleaved": True},
         },
     }
     kind = "Qwen3_5Moe" if "num_experts" in sizes else "Qwen3_5"
+    model = _write_qwen(folder, dtype, kind, text, {"depth": 2}, tied=tied)
+    write_prediction(folder / "model.safetensors", "model.language_model.")
+    return model
+
+
+def _write_qwen(
+    folder: Path,
+    dtype: str,
+    kind: str,
+    text: Mapping[str, Any],
+    vision: Mapping[str, Any],
+    *,
+    tied: bool = False,
+) -> Any:
+    """Write a model with Qwen3-VL's vision tower and processor; return it.
+
+    `kind`: what names of its classes begin with. `text`, `vision`: its sizes beside those that all have.
+    """
+    import transformers
+
+    tokenizer = image_text.write_tokenizer(folder)
     config = getattr(transformers, f"{kind}Config")(
-        text_config=text,
-        vision_config={
-            **{"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
-            **{"out_hidden_size": 64, "num_position_embeddings": 64},
+        text_config={
+            **text,
+            **{"vocab_size": VOCABULARY, "max_position_embeddings": 2048},
+            "eos_token_id": tokenizer.eos_token_id,
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
+            **{"out_hidden_size": 64, "num_position_embeddings": 64},
+            **vision,
+        },
+        **image_text.image_tokens(tokenizer),
         tie_word_embeddings=tied,
     )
     images = transformers.Qwen2VLImageProcessor(patch_size=16)
     videos = transformers.Qwen3VLVideoProcessor()
     processor = transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHATML)
-    model = _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, processor, folder, dtype)
-    write_prediction(folder / "model.safetensors", "model.language_model.")
-    return model
-
-
-def write_qwen35_vl_tied(folder: Path, dtype: str = "bfloat16") -> Any:
-    """Write a Qwen3.5-VL whose output layer is the embedding, as those up to 4B."""
-    return write_qwen35_vl(folder, dtype, tied=True)
+    return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, processor, folder, dtype)
 
 
 def write_ministral3(folder: Path, dtype: str = "bfloat16", *, tied: bool = False) -> Any:
-    """Write a Ministral 3 of two layers of text and two of vision; `tied`: its output to its embedding."""
+    """Write a Ministral 3 of two layers of text and two of vision.
+
+    `tied`: its output to its embedding, as that of 3B.
+    """
     import transformers
 
     tokenizer = image_text.write_tokenizer(folder, _OF_MISTRAL, "</s>", "<pad>", _MISTRAL)
@@ -140,11 +133,6 @@ def write_ministral3(folder: Path, dtype: str = "bfloat16", *, tied: bool = Fals
         chat_template=_MISTRAL,
     )
     return _save(transformers.Mistral3ForConditionalGeneration, config, processor, folder, dtype)
-
-
-def write_ministral3_tied(folder: Path, dtype: str = "bfloat16") -> Any:
-    """Write a Ministral 3 whose output layer is the embedding, as that of 3B."""
-    return write_ministral3(folder, dtype, tied=True)
 
 
 def write_gemma3(folder: Path, dtype: str = "bfloat16") -> Any:
@@ -276,16 +264,24 @@ FAMILIES = {
     for family in (
         ImageFamily("Qwen2.5-VL", image_text.ARCHITECTURE, image_text.write_model, _CHATML_END),
         ImageFamily("Qwen3-VL", "Qwen3VLForConditionalGeneration", write_qwen3_vl, _CHATML_END),
-        ImageFamily("Qwen3-VL-MoE", "Qwen3VLMoeForConditionalGeneration", write_qwen3_vl_moe, _CHATML_END),
+        ImageFamily(
+            "Qwen3-VL-MoE",
+            "Qwen3VLMoeForConditionalGeneration",
+            partial(write_qwen3_vl, experts=True),
+            _CHATML_END,
+        ),
         ImageFamily("Qwen3.5-VL", "Qwen3_5ForConditionalGeneration", write_qwen35_vl, _CHATML_END),
         ImageFamily(
             "Qwen3.5-VL, tied embedding",
             "Qwen3_5ForConditionalGeneration",
-            write_qwen35_vl_tied,
+            partial(write_qwen35_vl, tied=True),
             _CHATML_END,
         ),
         ImageFamily(
-            "Ministral 3, tied embedding", "Mistral3ForConditionalGeneration", write_ministral3_tied, "</s>"
+            "Ministral 3, tied embedding",
+            "Mistral3ForConditionalGeneration",
+            partial(write_ministral3, tied=True),
+            "</s>",
         ),
         ImageFamily("Ministral 3", "Mistral3ForConditionalGeneration", write_ministral3, "</s>"),
         ImageFamily("Gemma 3 VL", "Gemma3ForConditionalGeneration", write_gemma3, "<end_of_turn>"),

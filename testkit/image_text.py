@@ -69,29 +69,36 @@ def write_tokenizer(
     return fast
 
 
+def image_tokens(tokenizer: Any) -> dict[str, int]:
+    """Settings of a Qwen's configuration -> ids of the tokens around images and in their place."""
+    words = {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    }
+    return {setting: tokenizer.convert_tokens_to_ids(word) for setting, word in words.items()}
+
+
 def write_model(folder: Path, dtype: str = "bfloat16") -> Any:
     """Write a random model of two layers of text and two of vision, and its processor; return the model."""
     import torch
     import transformers
 
     tokenizer = write_tokenizer(folder)
-    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in SPECIAL}
     config = transformers.Qwen2_5_VLConfig(
         text_config={
             # Bridge has the sections of heads of 128 elements, whatever config.json has.
             **{"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2},
             **{"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
-            **{"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": ids["<|im_end|>"]},
+            **{"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": tokenizer.eos_token_id},
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
         },
         vision_config={
             **{"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
             **{"out_hidden_size": 256, "fullatt_block_indexes": [1]},
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        **image_tokens(tokenizer),
         tie_word_embeddings=False,
     )
     torch.manual_seed(0)
