@@ -9,7 +9,7 @@ from typing import Any
 from testkit import image_text
 from testkit.image_text import CHATML, VOCABULARY
 from testkit.weights.families import disturb_vectors
-from testkit.weights.gated_delta import QWEN3_5, write_prediction
+from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, write_prediction
 
 
 @dataclass(frozen=True)
@@ -275,6 +275,12 @@ FAMILIES = {
             "Qwen3.5-VL, tied embedding",
             "Qwen3_5ForConditionalGeneration",
             partial(write_qwen35_vl, tied=True),
+            _CHATML_END,
+        ),
+        ImageFamily(
+            "Qwen3.5-VL-MoE",
+            "Qwen3_5MoeForConditionalGeneration",
+            partial(write_qwen35_vl, sizes=QWEN3_5_MOE),
             _CHATML_END,
         ),
         ImageFamily(

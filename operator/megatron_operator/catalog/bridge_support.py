@@ -44,7 +44,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _MORE_THAN_TEXT),
     (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", ""),
     (r"qwen3_vl", "Qwen3VLForConditionalGeneration", ""),
-    (r"qwen35_.*_a\d+b", "Qwen3_5MoeForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen35_.*_a\d+b", "Qwen3_5MoeForConditionalGeneration", _DELTA_NET),
     (r"qwen35", "Qwen3_5ForConditionalGeneration", _DELTA_NET),
     (r"qwen3_\d+b_a\d+b", "Qwen3MoeForCausalLM", ""),
     (r"qwen3", "Qwen3ForCausalLM", ""),
@@ -122,13 +122,13 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"wan", False, _WAN),
 )
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
+_FSDP: Final = "shards by Megatron's FSDP, whose checkpoints are in another format"
 OF_FUNCTION: Final[Mapping[str, str]] = {
-    "nemotron_3_5_lightning_pretrain_8k_fsdp_config": (
-        "shards by Megatron's FSDP, whose checkpoints are in another format"
-    ),
+    "nemotron_3_5_lightning_pretrain_8k_fsdp_config": _FSDP,
     "nemotron_3_nano_gb200_pretrain_config": (
         "reads a model's folder, which the other functions of its recipe do not"
     ),
+    "qwen35_vl_35b_a3b_sft_2gpu_h100_bf16_fsdp_config": _FSDP,
 }
 """Function -> why it starts no recipe, though others of its recipe do."""
 
@@ -151,6 +151,7 @@ READ_IMAGES: Final = frozenset(
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
     }
 )
 """Those of them that are trained on images and text."""

@@ -25,7 +25,7 @@ WEIGHTS: dict[str, Any] = {"from": {"megatron": {"path": "/data/weights"}}}
 MOCK: dict[str, Any] = {"mockData": True, "volume": {"claimName": "models"}}
 RECIPES = (
     *("qwen3-next-80b-a3b", "qwen3-next-80b-a3b-sft", "qwen3.5-35b-a3b", "qwen3.5-9b"),
-    *("qwen3.5-vl-9b-sft", "qwen3.5-vl-0.8b-lora"),
+    *("qwen3.5-vl-9b-sft", "qwen3.5-vl-0.8b-lora", "qwen3.5-vl-35b-a3b-sft"),
 )
 
 
@@ -64,6 +64,13 @@ def test_it_is_refused_on_other_gpus_with_the_package_to_add(recipe: str) -> Non
     assert refused.startswith("spec.recipe: ")
     assert f"on GPUs the trainer's image lacks kernels that it needs: {KERNELS};" in refused
     assert f"add {KERNELS} to imageHas of profile h100-sxm" in refused
+
+
+def test_a_function_that_shards_by_fsdp_is_not_started() -> None:
+    function = "qwen35_vl_35b_a3b_sft_2gpu_h100_bf16_fsdp_config"
+    refused = refusal(function, "kernels")
+    assert f"{function} shards by Megatron's FSDP, whose checkpoints are in another format" in refused
+    assert refused.endswith("name the recipe instead: qwen3.5-vl-35b-a3b-sft")
 
 
 def test_zero_centred_norms_stay_refused_on_a_cpu_in_megatrons_own_loop() -> None:

@@ -53,6 +53,7 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Qwen3VLForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3VLMoeForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3_5ForConditionalGeneration": {"default": _QWEN3_VL},
+    "Qwen3_5MoeForConditionalGeneration": {"default": _QWEN3_VL},
     "Mistral3ForConditionalGeneration": {"yarn": _MINISTRAL3},
     "Gemma3ForConditionalGeneration": {"default": {}, "linear": {}},
     "Glm4vMoeForConditionalGeneration": {"default": _GLM},
@@ -91,6 +92,7 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "silu"},
     "Qwen3_5ForConditionalGeneration": {"hidden_act": "silu", "attention_bias": False},
+    "Qwen3_5MoeForConditionalGeneration": {"hidden_act": "silu", "attention_bias": False},
     "Mistral3ForConditionalGeneration": {
         **{"model_type": "ministral3", "hidden_act": "silu", "rms_norm_eps": 1e-5},
     },
@@ -107,13 +109,14 @@ _FIXED_VISION: Final[Mapping[str, Settings]] = {
     "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3_5ForConditionalGeneration": _QWEN35_TOWER,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN35_TOWER,
 }
 """The same of `vision_config`."""
 _PARTLY_ROTATED: Final = frozenset(
     {
         *("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"),
         *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-        "Qwen3_5ForConditionalGeneration",
+        *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     }
 )
 """Architectures whose `partial_rotary_factor` the model gets."""

@@ -58,6 +58,7 @@ CONVERTS: tuple[str, ...] = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",

@@ -16,6 +16,11 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+QWEN35_VL: dict[str, Any] = {
+    "text_config": {"rope_parameters": {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]}},
+    "vision_config": {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []},
+}
+
 
 def folder(architecture: str, **config: Any) -> HuggingFaceFolder:
     task = "ForConditionalGeneration" if "text_config" in config else "ForCausalLM"
@@ -47,15 +52,8 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Glm4vMoe", {"text_config": {"partial_rotary_factor": 0.5, "n_group": 1}}),
         ("Qwen3Next", {"partial_rotary_factor": 0.25, "layer_types": ["linear_attention"] * 2}),
         ("Qwen3_5", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
-        (
-            "Qwen3_5",
-            {
-                "text_config": {
-                    "rope_parameters": {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]}
-                },
-                "vision_config": {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []},
-            },
-        ),
+        ("Qwen3_5", QWEN35_VL),
+        ("Qwen3_5Moe", QWEN35_VL),
     ],
 )
 def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]) -> None:
@@ -104,6 +102,16 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             "Qwen3_5",
             {"text_config": {}, "vision_config": {"deepstack_visual_indexes": [8]}},
             "deepstack_visual_indexes [8] of vision_config, which is [] there",
+        ),
+        (
+            "Qwen3_5Moe",
+            {"text_config": {}, "vision_config": {"deepstack_visual_indexes": [8]}},
+            "deepstack_visual_indexes [8] of vision_config, which is [] there",
+        ),
+        (
+            "Qwen3_5Moe",
+            {"text_config": {"attention_bias": True}},
+            "attention_bias True, which is False there",
         ),
         (
             "Qwen3VL",
