@@ -80,7 +80,8 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             f"{len(entries) - len(of_bridge)} recipes use Megatron Core's own training loop (engine"
             f" `megatron`). {len(of_bridge)} require Megatron-Bridge (engine `bridge`). Of these the operator"
             f" starts {len(started)} ([fine-tuning](../fine-tuning.md),"
-            " [pretraining](../bridge-pretraining.md)), not seen on GPUs yet, and"
+            f" [pretraining](../bridge-pretraining.md)), {len(bridge_support.SEEN_ON_A_GPU)} of them seen"
+            " on a [GPU](../hardware.md), and"
             f" {len(with_kernels)} more on CPUs and where the image has [their kernels](bridge.md)."
             " The others are planned only, [each for a reason](bridge.md): `megatron args` prints the command"
             " that starts those with a function, untested on hardware."
@@ -105,8 +106,8 @@ the catalog, of all that the recipe has. *Settings*: all that the operator rende
 six) of this architecture was trained for two steps in this mode, with the settings that the operator renders,
 on two CPU ranks (`make bridge-training`). For SFT and LoRA transformers made it, and it was imported; models
 that read images saw some. Pretraining began with Bridge's
-random weights, and read real text. Its layers were Megatron's own instead of Transformer Engine's. No recipe
-was run on a GPU."""
+random weights, and read real text. Its layers were Megatron's own instead of Transformer Engine's. On a GPU
+llama3.2-1b-lora alone was run ([hardware](../hardware.md))."""
 
 
 _KERNELS = AcceleratorProfile(image_has=list(get_args(ImagePackage)))
@@ -225,7 +226,10 @@ def _of_bridge(entry: Entry) -> Iterator[str]:
         if not entry.starts:
             has = " and ".join(bridge_support.KERNELS[entry.obstacle])
             where = f" on CPUs, and on GPUs whose image has {has} (`imageHas`), which the project's lacks"
-        yield f"The operator starts it{where} ({how}); not seen on GPUs yet."
+        seen = "not seen on GPUs yet"
+        if entry.name in bridge_support.SEEN_ON_A_GPU:
+            seen = "seen on [one H200](../hardware.md)"
+        yield f"The operator starts it{where} ({how}); {seen}."
     else:
         yield f"Planned only: the operator does not start it, because {entry.obstacle}."
     if entry.layouts:

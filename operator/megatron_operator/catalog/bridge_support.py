@@ -35,6 +35,9 @@ _PROJECTOR: Final = (
 _LATER: Final = "its function is not in the image's release of Megatron-Bridge"
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 
+SEEN_ON_A_GPU: Final = frozenset({"llama3.2-1b-lora"})
+"""Names of the recipes of which docs/hardware.md has figures."""
+
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"llama", "LlamaForCausalLM", ""),
     (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _SOUND),

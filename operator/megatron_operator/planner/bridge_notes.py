@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog.bridge_support import SEEN_ON_A_GPU
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
 from megatron_operator.planner.estimate.adapters import Adapters
@@ -19,7 +20,8 @@ def function_name(resolved: ResolvedRecipe) -> str:
 def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     """The plan with notes about Megatron-Bridge, which runs it or would."""
     if resolved.starts:
-        note = f"run by Megatron-Bridge ({function_name(resolved)}); not seen on GPUs yet"
+        seen = "seen on one H200" if resolved.recipe in SEEN_ON_A_GPU else "not seen on GPUs yet"
+        note = f"run by Megatron-Bridge ({function_name(resolved)}); {seen}"
         return plan.model_copy(
             update={
                 "notes": [
