@@ -3,6 +3,8 @@
 import os
 import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +38,19 @@ def warm_start_and_first_step(runs: Runs) -> Result:
             "median step": f"{statistics.median(r['stepSeconds'] for r in records) * 1e3:.1f} ms",
         },
     )
+
+
+def imports(runs: Runs) -> Result:
+    """The imports of the fork server start no thread of the driver."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.hardware.imports"],
+        env=os.environ | {"MEGATRON_PLATFORM": runs.device.platform},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    started_by = done.stdout.strip()
+    return Result(not started_by, {"a thread of the driver is started by": started_by or "no import"})
 
 
 def kill_and_restart(runs: Runs) -> Result:
@@ -122,6 +137,7 @@ def step_time_accounting(runs: Runs) -> Result:
 
 
 CHECKS: dict[str, Callable[[Runs], Result]] = {
+    "imports": imports,
     "warm start and first step": warm_start_and_first_step,
     "kill and restart, three times": kill_and_restart,
     "wedged kernel": wedged_kernel,

@@ -21,7 +21,7 @@ NVML_CHECK_ENV = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _PROBE_SECONDS = 60.0
 _NVML_SECONDS = 5.0
 _MAX_REASON_BYTES = 500
-_DRIVER_THREAD = "cuda"
+DRIVER_THREAD = "cuda"
 """How the names of the driver's threads begin. One ran after the imports on an H200 (driver 580.159)."""
 
 
@@ -135,7 +135,7 @@ def explain_cold_start() -> str | None:
     after the imports. Other threads than the driver's may hold a lock that a child waits for.
     """
     threads = sorted(set(_other_threads()))
-    if any(not name.startswith(_DRIVER_THREAD) for name in threads):
+    if any(not name.startswith(DRIVER_THREAD) for name in threads):
         return f"the imports have started threads ({', '.join(threads)})"
     read, write = os.pipe()
     sys.stdout.flush()
