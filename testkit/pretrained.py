@@ -47,6 +47,15 @@ _EP: dict[str, int | bool] = {
     **{"expertModelParallelSize": 2, "expertTensorParallelSize": 1},
 }
 _FULL_RANK = {**LATENT, "q_lora_rank": None}
+_GEMMA4_TEXT = {
+    **{**GEMMA, "num_hidden_layers": 4, "global_head_dim": 32, "num_kv_shared_layers": 2},
+    **{"layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 16},
+}
+# Layers have embeddings of their own, which do not grow with the tokenizer.
+_GEMMA4 = {
+    "text_config": {**_GEMMA4_TEXT, "vocab_size": 2048, "vocab_size_per_layer_input": 2048},
+    **{"vision_config": None, "audio_config": None},
+}
 _GEMMA3 = {
     **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 128},
     **{"model.num_attention_heads": 4, "model.kv_channels": 16, "model.window_size": 16},
@@ -83,6 +92,7 @@ CASES = (
     ),
     PretrainingCase("gemma2-2b", "Gemma2ForCausalLM", _TP, "Gemma2Config", GEMMA),
     PretrainingCase("gemma3-1b", "Gemma3ForCausalLM", _PP, overrides=_GEMMA3),
+    PretrainingCase("gemma4-e4b", "Gemma4ForConditionalGeneration", _TP_ONLY, "Gemma4Config", _GEMMA4),
     PretrainingCase("nemotron-h-4b", "NemotronHForCausalLM", _TP, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron-nano2-9b", "NemotronHForCausalLM", _TP_ONLY, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron3-nano-30b-a3b", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),

@@ -41,10 +41,13 @@ class PretrainingGang(RecipeGang):
         super().__init__(folder, warm, data, _spec(case) | settings, case.overrides)
 
 
-def _tensors(checkpoint: Path) -> list[str]:
+def _tensors(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of the model, by its name."""
     from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    return list(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
+    stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    return {name: tuple(x.size) for name, x in stored.items() if isinstance(x, TensorStorageMetadata)}
 
 
 def _spec(case: PretrainingCase) -> dict[str, Any]:
@@ -87,8 +90,16 @@ def test_a_small_model_is_pretrained_as_the_operator_renders_it(
     assert all(6.5 < loss < 8.5 for (loss,) in losses.values())
     saved = run.save / "iter_0000002"
     assert (saved / "run_config.yaml").is_file()
+    tensors = _tensors(saved)
     if case.recipe in PREDICTING:
-        assert [name for name in _tensors(saved) if name.startswith("mtp.")]
+        assert [name for name in tensors if name.startswith("mtp.")]
+    if case.recipe == "gemma4-e4b":
+        # Four heads of 16 elements in layers with a window, of 32 in the others.
+        widths = {
+            kind: tensors[f"decoder.layers.self_attention_{kind}.linear_proj.weight"][-1]
+            for kind in ("sliding", "global")
+        }
+        assert widths == {"sliding": 4 * 16, "global": 4 * 32}
 
 
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(

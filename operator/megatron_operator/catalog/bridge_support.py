@@ -117,7 +117,7 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"qwen3_next", True, _DELTA_NET),
     (r"qwen35_text", True, _DELTA_NET),
     (r"vanilla_gpt", False, "its function leaves the sizes of the model open"),
-    (r"gemma4_e4b", True, _NO_SMALL_MODEL),
+    (r"gemma4_e4b", True, ""),
     (r"qwen3_vl", True, _PROJECTOR),
     (r"(minimax_m3|qwen35_vl)", True, _IMAGES),
     (r"step35", True, "its function splits samples over ranks"),

@@ -29,6 +29,7 @@ from megatron_trainer.bridge import (
     adapter_norms,
     bucket_sizes,
     gated_delta_net,
+    gemma4,
     glm,
     local_layers,
     model_folder,
@@ -86,7 +87,7 @@ def import_bridge() -> None:
     if PLATFORM == "cpu":
         forget_transformer_engine()
         local_layers.use_for_prediction()
-    for module in (adapter_norms, bucket_sizes, glm, partial_rotary):
+    for module in (adapter_norms, bucket_sizes, gemma4, glm, partial_rotary):
         module.install()
 
 
