@@ -111,11 +111,7 @@ class RecipeGang(BridgeGang):
         overrides: Mapping[str, Value] = MappingProxyType({}),
     ) -> None:
         super().__init__(folder, warm, data, "of the recipe")
-        rendered = [
-            word.replace('"/data/', f'"{data}/').replace('"/checkpoints/run', f'"{self.save}')
-            for word in _rendered(spec)
-        ]
-        run = BridgeRun.from_arguments(rendered)
+        run = BridgeRun.from_arguments(arguments_in(rendered_container(spec), data, self.save))
         self._arguments = BridgeRun(run.function, {**run.overrides, **overrides}).to_arguments()
 
     def arguments(self) -> list[str]:
@@ -131,12 +127,19 @@ def rendered_preparation(spec: dict[str, Any], data: Path) -> list[str]:
     return [f"{data}/{word.removeprefix('/data/')}" if word.startswith("/data/") else word for word in words]
 
 
-def _rendered(spec: dict[str, Any]) -> list[str]:
-    """Arguments of the container in the job of a recipe."""
-    (container,) = rendered_objects(spec).job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"][
-        "containers"
+def rendered_container(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The container in the job of a recipe."""
+    template = rendered_objects(dict(spec)).job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    (container,) = template["spec"]["containers"]
+    return dict(container)
+
+
+def arguments_in(container: Mapping[str, Any], data: Path, save: Path) -> list[str]:
+    """Arguments of a container, with `data` for the data volume and `save` for the run's checkpoints."""
+    return [
+        str(word).replace('"/data/', f'"{data}/').replace('"/checkpoints/run', f'"{save}')
+        for word in container["args"]
     ]
-    return [str(word) for word in container["args"]]
 
 
 def rendered_objects(spec: dict[str, Any]) -> Manifests:

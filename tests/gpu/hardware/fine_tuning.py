@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
-from megatron_contract.bridge_run import BridgeRun
 
-from tests.gpu.hardware.main import kept, used_bytes
+from tests.gpu.hardware.main import device, kept, used_bytes
 from tests.gpu.hardware.measurements import ask_cli, hardware_of
-from tests.gpu.hardware.runs import container_of, library_environment
-from tests.trainer.bridge_run import write_samples, write_tokenizer
+from tests.gpu.hardware.runs import library_environment
+from tests.trainer.bridge_run import arguments_in, rendered_container, write_samples, write_tokenizer
 from tests.trainer.gang import Gang
 
 ITERATIONS, SAVED_EVERY, KILLED_AT = 24, 10, 13
@@ -52,18 +51,13 @@ MODELS: dict[str, dict[str, Any]] = {
 class FineTuning(Gang):
     """A run of one pod with one rank, with the arguments that the operator renders for a recipe."""
 
-    def __init__(self, folder: Path, data: Path, spec: Mapping[str, Any], **overrides: Any) -> None:
+    def __init__(self, folder: Path, data: Path, spec: Mapping[str, Any]) -> None:
         folder.mkdir()
         super().__init__(folder, None, nodes=1, ranks=1)
+        container = rendered_container(spec)
         self.environment |= {"MEGATRON_ENGINE": "bridge", "MEGATRON_PLATFORM": "gpu"}
-        container = container_of(spec)
         self.environment |= library_environment(container)
-        words = [
-            str(word).replace('"/data/', f'"{data}/').replace('"/checkpoints/run', f'"{self.save}')
-            for word in container["args"]
-        ]
-        run = BridgeRun.from_arguments(words)
-        self._arguments = BridgeRun(run.function, {**run.overrides, **overrides}).to_arguments()
+        self._arguments = arguments_in(container, data, self.save)
 
     def arguments(self) -> list[str]:
         return self._arguments
@@ -144,7 +138,7 @@ def prepare(name: str, folder: Path) -> None:
 
 def train(name: str, folder: Path) -> None:
     """Train on what `prepare` wrote, kill the rank once, and compare with the plan."""
-    product = str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    product = device().product
     hardware = hardware_of(product)
     assert hardware is not None, f"the planner does not know {product}"
     recipe = spec(name, hardware)

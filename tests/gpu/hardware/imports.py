@@ -4,7 +4,6 @@ python -m tests.gpu.hardware.imports, with MEGATRON_PLATFORM=gpu
 """
 
 import builtins
-from pathlib import Path
 from typing import Any
 
 from megatron_trainer.launcher.warm_up import warm_up
@@ -19,17 +18,13 @@ def main() -> None:
         nonlocal found
         module = inner(name, *args, **kwargs)
         # The innermost import returns first.
-        if not found and any(thread.startswith(gpu.DRIVER_THREAD) for thread in _threads()):
+        if not found and any(thread.startswith(gpu.DRIVER_THREAD) for thread in gpu.other_threads()):
             found = True
             print(name, flush=True)
         return module
 
     builtins.__import__ = watched
     warm_up("gpu", [])
-
-
-def _threads() -> list[str]:
-    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
 
 
 if __name__ == "__main__":

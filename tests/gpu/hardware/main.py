@@ -68,7 +68,8 @@ def machine() -> dict[str, str]:
     }
 
 
-def _device() -> Device:
+def device() -> Device:
+    """Return what the runs train on: the first device."""
     import pynvml
 
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -133,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = machine()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     with kept(arguments.folder) as folder:
-        runs = Runs(folder, used_bytes, _device())
+        runs = Runs(folder, used_bytes, device())
         try:
             results = {name: _check(name, runs) for name in arguments.only or CHECKS}
         finally:

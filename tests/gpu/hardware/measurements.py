@@ -14,7 +14,8 @@ from megatron_operator.catalog.discovery import PRODUCTS
 
 from tests.gpu.hardware import megatron_log
 from tests.gpu.hardware.megatron_log import Measured
-from tests.gpu.hardware.runs import ITERATIONS, Result, Runs, container_of, library_environment
+from tests.gpu.hardware.runs import ITERATIONS, Result, Runs, library_environment
+from tests.trainer.bridge_run import rendered_container
 from tests.trainer.gang import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -202,7 +203,7 @@ def against_plan(name: str) -> Callable[[Runs], Result]:
         run = runs.new(f"plan-{list(MODELS).index(name)}")
         run.flags = without(arguments, "--save", "--load", "--train-iters", "--mock-data", "--log-interval")
         run.flags[run.flags.index("--save-interval") + 1] = "100000"
-        run.environment |= library_environment(container_of(manifest["spec"]))
+        run.environment |= library_environment(rendered_container(manifest["spec"]))
         run.start(extra=("--train-iters", str(ITERATIONS), *megatron_log.flags(runs.device.platform)))
         assert run.wait() == [0], run.log()[-1000:]
         return judge_plan(plan, megatron_log.measure(run.log()))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.bridge_run import rendered_objects
 from tests.trainer.gang import Gang
 
 _FLAGS = """
@@ -73,13 +72,6 @@ class Runs:
         """End what is still running."""
         for run in self._runs:
             run.stop()
-
-
-def container_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container that the operator renders for a recipe."""
-    template = rendered_objects(dict(spec)).job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-    container: dict[str, Any] = template["spec"]["containers"][0]
-    return container
 
 
 def library_environment(container: Mapping[str, Any]) -> dict[str, str]:

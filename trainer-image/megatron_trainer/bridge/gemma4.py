@@ -14,7 +14,7 @@ def install() -> None:
     inner = Gemma4Bridge._build_dense_provider
 
     def with_heads(self: Any, text: Any) -> Any:
-        """Return the configuration of a dense model, of that of its text."""
+        """Return the configuration of a dense model; `text` is that of transformers."""
         layer = text.per_layer_config[text.layer_types.index("full_attention")]
         text.allow_global_per_layer_attribute_access = True
         text.global_head_dim = layer.head_dim

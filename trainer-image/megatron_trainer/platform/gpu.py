@@ -134,7 +134,7 @@ def explain_cold_start() -> str | None:
     A child tries it: torch's own mark of a process that has used CUDA does not cover other libraries. Call it
     after the imports. Other threads than the driver's may hold a lock that a child waits for.
     """
-    threads = sorted(set(_other_threads()))
+    threads = sorted(set(other_threads()))
     if any(not name.startswith(DRIVER_THREAD) for name in threads):
         return f"the imports have started threads ({', '.join(threads)})"
     read, write = os.pipe()
@@ -151,7 +151,7 @@ def explain_cold_start() -> str | None:
         os.close(read)
 
 
-def _other_threads() -> list[str]:
+def other_threads() -> list[str]:
     """Return the names of all threads but the main one."""
     tasks = Path("/proc/self/task").iterdir()
     return [(task / "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())]
