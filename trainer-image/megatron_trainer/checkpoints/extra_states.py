@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, nested_values
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -28,13 +28,19 @@ def install() -> None:
 
 def keep_own(sharded_state_dict: Any, folder: Path) -> None:
     """Replace the extra states that a checkpoint lacks by what Megatron's load returns unchanged."""
+    if not any(map(_is_extra_state, nested_values(sharded_state_dict))):
+        return  # Megatron's own layers have none: a large checkpoint's metadata is not read for nothing.
     try:
         names = FileSystemReader(folder).read_metadata().state_dict_metadata
     except OSError:
         return  # Megatron's load names what is missing.
 
     def own(value: Any) -> Any:
-        lacking = isinstance(value, ShardedObject) and _NAME in value.key and value.unique_key not in names
+        lacking = _is_extra_state(value) and value.unique_key not in names
         return LocalNonpersistentObject(value.data) if lacking else value
 
     dict_list_map_inplace(own, sharded_state_dict)
+
+
+def _is_extra_state(value: Any) -> bool:
+    return isinstance(value, ShardedObject) and _NAME in value.key

@@ -51,3 +51,13 @@ def test_anything_else_that_is_missing_is_left_to_megatron_which_refuses_it(
     elsewhere = {"model": [state]}
     keep_own(elsewhere, tmp_path / "no-checkpoint")
     assert elsewhere["model"] == [state]
+
+
+def test_metadata_is_not_read_for_a_model_without_extra_states(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "megatron_trainer.checkpoints.extra_states.FileSystemReader",
+        lambda _: pytest.fail("the metadata was read"),
+    )
+    keep_own({"rng_state": _object("rng_state"), "layers": [{"weight": torch.ones(2)}]}, folder)
