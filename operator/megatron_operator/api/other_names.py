@@ -36,6 +36,10 @@ _TODAY: Final = {
     "training.clipGrad": "gradClip gradientClipping maxGradNorm gradientClipVal",
     "training.fp8Format: hybrid": "fp8Hybrid",
     "training.fp8Format": "fp8 fp8Mode enableFp8",
+    "megatronArgs.fp4-format: e2m1 and megatronArgs.fp4-recipe: nvfp4": (
+        "fp4Format fp4Recipe fp4 nvfp4 enableFp4"
+    ),
+    "megatronArgs.fp4-param-gather": "fp4ParamGather fp4Param",
     "training.bf16: true": "precision mixedPrecision dtype useBf16",
     "training.attentionBackend: flash": "useFlashAttn flashAttention useFlashAttention",
     "training.usePrecisionAwareOptimizer: true and megatronArgs.optimizer-cpu-offload: true": (
@@ -94,6 +98,7 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("size", "string_type"): "write a quantity with its unit, for example 400Gi",
     ("hangTimeout", "string_type"): "write auto, off, or for example 600s or 10m",
     ("saveInterval", "int_type"): "set a number of iterations; `megatron plan` has the seconds of one",
+    ("trainTokens", "string_type"): "write a number in quotes, with K, M, B or T, for example 15T",
     ("fp8Format", "literal_error"): "set hybrid or e4m3; leave it out for BF16",
 }
 """Field and type of a pydantic error -> how to write the value; older releases took other values."""

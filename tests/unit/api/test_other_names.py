@@ -7,6 +7,7 @@ from megatron_operator.api import other_names
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
+from megatron_operator.planner.checks.passthrough import megatron_flags
 
 
 def errors(section: str, name: str, value: Any) -> list[str]:
@@ -50,6 +51,12 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ("checkpoint", "ckptFormat", "leave it out: checkpoints are torch_dist"),
         ("training", "learningRate", "set spec.training.lr"),
         ("training", "fp8Hybrid", "set spec.training.fp8Format: hybrid"),
+        (
+            "training",
+            "fp4Format",
+            "set spec.megatronArgs.fp4-format: e2m1 and megatronArgs.fp4-recipe: nvfp4",
+        ),
+        ("training", "fp4_param_gather", "set spec.megatronArgs.fp4-param-gather"),
         ("training", "rampup_batch_size", "set spec.training.stepBatchSizeSchedule"),
         ("model", "num_key_value_heads", "set spec.model.numQueryGroups"),
         ("training", "tensorModelParallelSize", "set spec.parallelism.tensorModelParallelSize"),
@@ -90,6 +97,7 @@ def test_a_field_of_the_own_section_comes_before_other_names(name: str, fix: str
             "is not a string; write tokens:batch pairs in one string, for example 0:384",
         ),
         ("training", "fp8Format", "fp8", "unsupported value 'fp8'; set hybrid or e4m3"),
+        ("training", "trainTokens", 5e12, "is not a string; write a number in quotes, with K, M, B or T"),
     ],
 )
 def test_a_value_of_another_release_is_answered_with_how_to_write_it(
@@ -115,4 +123,4 @@ def test_no_other_name_is_the_name_of_a_field() -> None:
 @pytest.mark.parametrize("today", other_names._TODAY)
 def test_every_answer_names_a_field(today: str) -> None:
     section, name = today.split(":")[0].split(".")[:2]
-    assert name in fields_of(section)
+    assert name in (megatron_flags() if section == "megatronArgs" else fields_of(section))

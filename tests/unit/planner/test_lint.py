@@ -40,6 +40,18 @@ MOE: dict[str, Any] = {
         ({"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}, "the model has no experts"),
         (
             {
+                "accelerator": "gb200",
+                "training": {"fp8Format": "hybrid"},
+                "megatronArgs": {"fp4-format": "e2m1"},
+            },
+            "fp4-format: is set together with fp8Format hybrid; set one of the two",
+        ),
+        (
+            {"megatronArgs": {"fp4-param-gather": True}},
+            "fp4-param-gather: is set without fp4-format; set fp4-format: e2m1, or leave it out",
+        ),
+        (
+            {
                 "parallelism": {"tensorModelParallelSize": 8},
                 "model": {"numQueryGroups": 12, "numAttentionHeads": 48, "kvChannels": 128},
             },
@@ -53,6 +65,22 @@ def test_combinations_that_fail_in_megatron_are_rejected(
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 64, **spec))
     assert any(message in str(error) for error in refused.value.errors)
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_suggested"),
+    [
+        ({}, True),
+        ({"megatronArgs": {"fp4-format": "e2m1"}}, False),
+        ({"training": {"fp8Format": "e4m3"}}, False),
+    ],
+)
+def test_fp8_is_suggested_only_to_a_recipe_without_a_lower_precision(
+    resolve: Any, spec: dict[str, Any], is_suggested: bool
+) -> None:
+    assert (
+        "fp8Format hybrid would use them" in notes(resolve("llama3-8b", 8, "gb200", **spec))
+    ) is is_suggested
 
 
 def notes(resolved: Any) -> str:

@@ -8,6 +8,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.precision import computes_in_fp4
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.search.enumerate import TOKENS_PER_CP_RANK
 from megatron_operator.planner.search.problem import Candidate
@@ -167,7 +168,8 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 def suggestions(resolved: ResolvedRecipe) -> list[str]:
     """Settings to try that would not fix a mistake."""
-    if resolved.engine == "megatron" and resolved.training.fp8_format is None and _has_fp8(resolved):
+    is_lower = resolved.training.fp8_format is not None or computes_in_fp4(resolved)
+    if resolved.engine == "megatron" and not is_lower and _has_fp8(resolved):
         return ["the accelerator supports FP8 matrix products: training.fp8Format hybrid would use them"]
     return []
 

@@ -13,6 +13,7 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
     t, errors = resolved.training, _block_scaling_errors(resolved, accelerator)
     if t.bf16 and t.fp16:
         errors.append(FieldError("spec.training.fp16", "is set together with bf16", "set one of the two"))
+    errors += _four_bit_errors(resolved)
     if t.fp8_format is None:
         fields = (
             ("fp8Recipe", t.fp8_recipe),
@@ -53,6 +54,25 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
             )
         )
     return errors
+
+
+def computes_in_fp4(resolved: ResolvedRecipe) -> bool:
+    """Whether the recipe sets Megatron's `--fp4-format`."""
+    return resolved.megatron_args.get("fp4-format", False) is not False
+
+
+def _four_bit_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Errors of `validate_args` for flags of 4 bits: it refuses them beside FP8, and a gather without FP4."""
+    t = resolved.training
+    if computes_in_fp4(resolved) and t.fp8_format is not None:
+        fix = "set one of the two"
+        return [
+            FieldError("spec.megatronArgs.fp4-format", f"is set together with fp8Format {t.fp8_format}", fix)
+        ]
+    if resolved.megatron_args.get("fp4-param-gather") and not computes_in_fp4(resolved):
+        fix = "set fp4-format: e2m1, or leave it out"
+        return [FieldError("spec.megatronArgs.fp4-param-gather", "is set without fp4-format", fix)]
+    return []
 
 
 def _block_scaling_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
