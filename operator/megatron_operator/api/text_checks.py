@@ -4,6 +4,7 @@ The CRD's schema checks types; here is what a structural schema cannot express: 
 change the meaning of a line, words that Megatron would take for a flag, paths that leave their volume.
 """
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,6 +103,24 @@ _PATHS: Final = {
     "export.huggingFace.path",
     "export.huggingFace.base",
 }
+_METADATA: Final = (
+    "name",
+    "generateName",
+    "namespace",
+    "labels",
+    "annotations",
+    "finalizers",
+    "ownerReferences",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "managedFields",
+    "selfLink",
+)
+"""Fields of Kubernetes' ObjectMeta."""
 _ARGUMENTS: Final = ("data.tokenizer.", "data.prepare.", "training.", "parallelism.", "megatronArgs.")
 
 
@@ -122,7 +141,7 @@ def character_errors(value: object, at: str) -> list[FieldError]:
     return [e for path, kind, text in _strings(value, at, "") if (e := _character_error(path, kind, text))]
 
 
-def name_errors(metadata: Mapping[str, Any]) -> list[FieldError]:
+def _name_errors(metadata: Mapping[str, Any]) -> list[FieldError]:
     """Errors of a recipe's name and namespace, which no API server has checked in a file."""
     found = []
     for key, longest in (("name", 253), ("namespace", 63)):
@@ -131,6 +150,39 @@ def name_errors(metadata: Mapping[str, Any]) -> list[FieldError]:
             continue
         if not isinstance(text, str) or len(text) > longest or not NAME.pattern.fullmatch(text):
             found.append(FieldError(f"metadata.{key}", f"invalid name {shown(text)}", NAME.fix))
+    return found
+
+
+def metadata_errors(metadata: Mapping[str, Any]) -> list[FieldError]:
+    """Errors of a recipe's metadata that the API server would refuse: names, unknown fields, labels,
+    annotations."""
+    found = _name_errors(metadata)
+    for name in (str(key) for key in metadata if key not in _METADATA):
+        near = difflib.get_close_matches(name, _METADATA, n=1)
+        fix = f"did you mean `{near[0]}`?" if near else "leave it out, or make it a label or an annotation"
+        found.append(FieldError(field_path("metadata", name), "unknown field", fix))
+    for section in ("labels", "annotations"):
+        found += _pair_errors(f"metadata.{section}", metadata.get(section))
+    return found
+
+
+def _pair_errors(at: str, pairs: object) -> list[FieldError]:
+    """Errors of labels or annotations: both are maps of strings to strings, with keys of one form."""
+    if pairs is None:
+        return []
+    if not isinstance(pairs, Mapping):
+        return [FieldError(at, f"{shown(pairs)} is not an object", "set an object of strings")]
+    found = []
+    for key, value in ((str(key), value) for key, value in pairs.items()):
+        path = field_path(at, key)
+        if len(key) > NODE_LABEL.longest or not NODE_LABEL.pattern.fullmatch(key):
+            found.append(FieldError(path, f"invalid key {shown(key)}", NODE_LABEL.fix))
+        if not isinstance(value, str):
+            found.append(FieldError(path, f"{shown(value)} is not a string", "write it in quotes"))
+        elif at.endswith("labels") and (
+            len(value) > NODE_LABEL_VALUE.longest or not NODE_LABEL_VALUE.pattern.fullmatch(value)
+        ):
+            found.append(FieldError(path, f"invalid label value {shown(value)}", NODE_LABEL_VALUE.fix))
     return found
 
 

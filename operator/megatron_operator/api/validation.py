@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from megatron_operator.api import duration
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import LONGEST_TEXT
-from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown, shown_key
 from megatron_operator.api.fine_tuning import ABSOLUTE_PATTERN, FOLDER_PATTERN
 from megatron_operator.api.labels import API_VERSIONS, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
@@ -30,7 +30,7 @@ from megatron_operator.api.recipe import (
     MegatronRecipeSpec,
 )
 from megatron_operator.api.rules import RULES
-from megatron_operator.api.text_checks import character_errors, name_errors, recipe_text_errors
+from megatron_operator.api.text_checks import character_errors, metadata_errors, recipe_text_errors
 from megatron_operator.api.tracking import TRACKING_URI_PATTERN, WANDB_NAME_PATTERN
 from megatron_operator.api.training import AMOUNT_PATTERN
 
@@ -53,12 +53,22 @@ def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
         raise InvalidRecipeError(
             [FieldError("metadata", f"{shown(metadata)} is not an object", "set a name")]
         )
-    if errors := name_errors(metadata or {}):
+    if errors := [*metadata_errors(metadata or {}), *_misplaced(resource)]:
         raise InvalidRecipeError(errors)
     spec = resource.get("spec")
     if not isinstance(spec, Mapping):
-        raise InvalidRecipeError([FieldError("spec", "is required", "describe the run below it")])
+        problem = "is required" if spec is None else f"{shown(spec)} is not an object"
+        raise InvalidRecipeError([FieldError("spec", problem, "describe the run below it")])
     return parse_spec(spec)
+
+
+def _misplaced(resource: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Errors of fields beside `spec`, which kubectl refuses: often they are not indented far enough."""
+    sections = {str(info.alias) for info in MegatronRecipeSpec.model_fields.values()}
+    for name in map(str, resource):
+        if name not in ("apiVersion", "kind", "metadata", "spec", "status"):
+            fix = f"indent it: set spec.{name}" if name in sections else "leave it out"
+            yield FieldError(shown_key(name), "unknown field beside spec", fix)
 
 
 def parse_spec(spec: Mapping[str, Any]) -> MegatronRecipeSpec:

@@ -9,7 +9,7 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.api.validation import parse, parse_spec
+from megatron_operator.api.validation import parse, parse_recipe, parse_spec
 
 SMALLEST: dict[str, Any] = {"recipe": "llama3-8b", "accelerator": {"count": 8}, "data": {"mockData": True}}
 
@@ -135,3 +135,62 @@ def test_errors_of_the_platform_file_have_the_same_form() -> None:
     assert [str(error) for error in caught.value.errors] == [
         "platform.yaml.accelerators.h100.pernode: unknown field; did you mean `perNode`?"
     ]
+
+
+RESOURCE: dict[str, Any] = {
+    "apiVersion": "megatron.training/v1beta1",
+    "kind": "MegatronRecipe",
+    "metadata": {"name": "mine"},
+    "spec": SMALLEST,
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"training": {"lr": 1e-4}}, "training: unknown field beside spec; indent it: set spec.training"),
+        ({"foo": 1}, "foo: unknown field beside spec; leave it out"),
+        (
+            {"metadata": {"name": "mine", "lables": {}}},
+            "metadata.lables: unknown field; did you mean `labels`?",
+        ),
+        (
+            {"metadata": {"name": "mine", "labels": {"team": 7}}},
+            "metadata.labels.team: 7 is not a string; write it in quotes",
+        ),
+        (
+            {"metadata": {"name": "mine", "labels": {"team": "a b"}}},
+            "metadata.labels.team: invalid label value 'a b'; use at most 63 letters, digits, -, _ and .",
+        ),
+        (
+            {"metadata": {"name": "mine", "annotations": {"a b": "x"}}},
+            "metadata.annotations['a b']: invalid key 'a b'; use for example example.com/zone",
+        ),
+        (
+            {"metadata": {"name": "mine", "annotations": ["x"]}},
+            "metadata.annotations: ['x'] is not an object; set an object of strings",
+        ),
+        ({"spec": [1]}, "spec: [1] is not an object; describe the run below it"),
+        ({"spec": None}, "spec: is required; describe the run below it"),
+    ],
+)
+def test_what_kubectl_refuses_beside_the_spec_is_refused(part: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_recipe(RESOURCE | part)
+    assert [str(error) for error in caught.value.errors] == [message]
+
+
+def test_metadata_that_the_api_server_returns_is_accepted() -> None:
+    metadata = {
+        "name": "mine",
+        "namespace": "research",
+        "uid": "1",
+        "generation": 2,
+        "resourceVersion": "17",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "labels": {"example.com/team": "", "a": "1"},
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}\n"},
+        "finalizers": ["x"],
+        "managedFields": [{"manager": "kubectl"}],
+    }
+    assert parse_recipe(RESOURCE | {"metadata": metadata, "status": {}}).recipe == "llama3-8b"
