@@ -21,6 +21,7 @@ from megatron_operator.cli.limits import planning_limits
 from megatron_operator.cli.planning import refusals
 from megatron_operator.cli.timeline import format_duration
 from megatron_operator.planner import PlannedRun, admit
+from megatron_operator.planner.batch_for_count import batch_for, lacks_only_a_batch
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.instead import names_one_model, what_fits
 from megatron_operator.planner.notes import beyond_memory
@@ -69,8 +70,9 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
     for count in counts:
         body = _resource(name, entry, accelerator, count)
         try:
-            with planning_limits():
-                planned = admit(entry.name, parse_recipe(body), platform, catalog, "default")
+            planned, batch = _admitted(
+                body, entry, platform, catalog, count=count if request.gpus is not None else None
+            )
         except PlanningLimitError:
             raise
         except InvalidRecipeError as invalid:
@@ -82,10 +84,33 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
         if refused := refusals(planned):
             raise InvalidRecipeError(refused)
         remark = _unusual(entry, known_as, count)
-        return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned, remark))
+        return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned, remark, batch))
     if request.gpus is not None and (instead := _instead(request, entry, request.gpus, platform, catalog)):
         failed = [*failed, instead]
     raise InvalidRecipeError(failed)
+
+
+def _admitted(
+    body: dict[str, Any], entry: Entry, platform: PlatformConfig, catalog: Catalog, *, count: int | None
+) -> tuple[PlannedRun, int | None]:
+    """The planned recipe, and the global batch size that it sets because the catalog's suits no layout.
+
+    `count` is the number of accelerators that was asked for; without one the batch stays the catalog's.
+    Raises InvalidRecipeError.
+    """
+
+    def planned() -> PlannedRun:
+        with planning_limits():
+            return admit(entry.name, parse_recipe(body), platform, catalog, "default")
+
+    try:
+        return planned(), None
+    except InvalidRecipeError as refused:
+        if count is None or not lacks_only_a_batch(refused):
+            raise
+    batch = batch_for(entry, count)
+    body["spec"]["training"] = {"globalBatchSize": batch}
+    return planned(), batch
 
 
 def _instead(
@@ -114,11 +139,13 @@ def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tup
             if request.mode is None or request.mode in entry.modes:
                 return (request.model if catalog.function(request.model) else entry.name), entry
     if request.gpus is None:
-        if unknown is not None:
+        if unknown is not None and names_one_model(request.model):
             [problem] = unknown.errors
             fix = problem.fix.partition("; or set model")[0]
             raise InvalidRecipeError([replace(problem, field="MODEL", fix=fix)])
         what = "no MODEL is named" if request.model is None else f"{request.model} is not for {request.mode}"
+        if request.model is not None and not names_one_model(request.model):
+            what = f"{request.model} stands for many models"
         raise CommandError(
             "--gpus", f"is not given, and {what}", "give --gpus N to have a recipe recommended"
         )
@@ -213,7 +240,12 @@ def _unusual(entry: Entry, hardware: str, count: int) -> str | None:
 
 
 def _lines(
-    recipe: str, entry: Entry, accelerator: str, planned: PlannedRun, remark: str | None
+    recipe: str,
+    entry: Entry,
+    accelerator: str,
+    planned: PlannedRun,
+    remark: str | None,
+    batch: int | None,
 ) -> Iterator[str]:
     count = planned.plan.world_size
     yield f"# {entry.description}, on {count} x {accelerator}. From `megatron init`."
@@ -242,7 +274,7 @@ def _lines(
         yield f"    modelFolder: {_MODEL}"
     yield from _samples(entry) if _fine_tunes(entry) else _data(entry)
     yield from _checkpoint(planned)
-    yield from _overrides(planned)
+    yield from _overrides(entry, planned, batch)
 
 
 def _init(entry: Entry) -> Iterator[str]:
@@ -317,14 +349,19 @@ def _rounded(value: float) -> int:
     return int(power * next(step for step in (5, 2, 1) if step * power <= max(value, 1.0)))
 
 
-def _overrides(planned: PlannedRun) -> Iterator[str]:
+def _overrides(entry: Entry, planned: PlannedRun, batch: int | None) -> Iterator[str]:
     training = planned.resolved.training
     yield "  # Hyperparameters of the catalog; a value that is set here replaces it."
-    yield "  #training:"
+    if batch is None:
+        yield "  #training:"
+    else:
+        yield "  training:"
+        own = entry.training.global_batch_size
+        yield f"    globalBatchSize: {batch}  # no layout on this count divides the catalog's {own}"
     for name in _HYPERPARAMETERS:
         value = getattr(training, name)
-        if value is not None:
-            yield f"  #  {_field(name)}: {value!r}"
+        if value is not None and not (batch and name == "global_batch_size"):
+            yield f"    #{_field(name)}: {value!r}" if batch else f"  #  {_field(name)}: {value!r}"
     yield "  # The layout that `megatron plan` chose; a size that is set here is kept."
     yield "  #parallelism:"
     for name in _LAYOUT:

@@ -12,6 +12,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, Entry, PublishedLayout, hugging_face
 from megatron_operator.catalog.accelerator import select_accelerator
 from megatron_operator.planner.admission import admit
+from megatron_operator.planner.batch_for_count import batch_for, lacks_only_a_batch
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.matching import (
@@ -222,16 +223,15 @@ def _recommendation(
     try:
         found = _plan(entry.name, spec, platform, catalog, limits)
     except InvalidRecipeError as refused:
-        # Megatron-Bridge's functions keep their micro batch; for Megatron Core's loop the planner chooses it.
-        micro = entry.training.micro_batch_size if entry.engine == "bridge" else None
-        batch = _next_multiple(entry.training.global_batch_size, query.gpus * (micro or 1))
+        batch = batch_for(entry, query.gpus)
         try:
-            if any(error.field != "spec.training.globalBatchSize" for error in refused.errors):
+            if not lacks_only_a_batch(refused):
                 raise
             training = {"globalBatchSize": batch} | dict(spec.get("training") or {})  # type: ignore[call-overload]
             found = _plan(entry.name, spec | {"training": training}, platform, catalog, limits)
-        except InvalidRecipeError:
-            reasons = tuple(str(error) for error in refused.errors)
+        except InvalidRecipeError as decisive:
+            # What is wrong with a batch that suits the count as well, or with more than the batch.
+            reasons = tuple(str(error) for error in decisive.errors)
             return Recommendation(entry, candidate.parameters, None, False, reasons)
     published = not stretched and layout is not None and layout.count == query.gpus and batch is None
     reasons = tuple(_reasons(query, candidate, found, published, batch))
@@ -248,10 +248,6 @@ def _plan(
 ) -> Plan:
     with limits():
         return admit(name, MegatronRecipeSpec.model_validate(spec), platform, catalog).plan
-
-
-def _next_multiple(batch: int | None, of: int) -> int:
-    return -(-(batch or 1) // of) * of
 
 
 def _reasons(

@@ -112,6 +112,26 @@ def test_what_cannot_run_is_refused_before_a_file_is_written(
     assert not file.exists()
 
 
+def test_a_batch_that_suits_the_count_replaces_the_catalogs(tmp_path: Path) -> None:
+    """1,000 ranks cannot share 128 samples, whatever their layout; `recommend` proposes 1,000 too."""
+    file, full = tmp_path / "recipe.yaml", tmp_path / "full.yaml"
+    written = megatron("init", "llama3-8b", "--gpus", "1000", "-o", str(file))
+    assert written.exit_code == 0, written.output
+    assert yaml.safe_load(file.read_text())["spec"]["training"] == {"globalBatchSize": 1000}
+    full.write_text(with_all_settings(file.read_text()))
+    assert yaml.safe_load(full.read_text())["spec"]["training"]["seqLength"] == 8192
+    for each in (file, full):
+        valid = megatron("validate", "-f", str(each))
+        assert (valid.exit_code, valid.stderr) == (0, ""), valid.output
+
+
+@pytest.mark.parametrize("many", ["7b", "vlm"])
+def test_a_size_or_kind_needs_a_count(many: str) -> None:
+    refused = megatron("init", many)
+    message = f"--gpus: is not given, and {many} stands for many models; give --gpus N to have a recipe"
+    assert (refused.exit_code, refused.stderr.startswith(message)) == (2, True)
+
+
 def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text("mine\n")

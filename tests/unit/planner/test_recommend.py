@@ -41,6 +41,14 @@ def test_a_recipe_that_cannot_run_has_the_reason() -> None:
     assert "even the most memory-efficient layout" in large.reasons[0]
 
 
+def test_the_reason_is_what_another_batch_would_not_change() -> None:
+    """4,096 samples do not suit 1,000 ranks, but with 5,000 DeepSeek-V3 still needs more memory."""
+    best = choices("deepseek-v3", 1000)[0]
+    assert best.plan is None
+    assert "globalBatchSize" not in best.reasons[0]
+    assert "even the most memory-efficient layout" in best.reasons[0]
+
+
 @pytest.mark.parametrize(
     ("model", "gpus", "mode", "best"),
     [
