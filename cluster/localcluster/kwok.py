@@ -6,18 +6,24 @@ in the API server, so `kubectl apply` of a Stage changes the life cycle of pods 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
 from localcluster.binaries import Binaries
 from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
+from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
 
 MODULE = "sigs.k8s.io/kwok"
 NAME = "kwok"
 STAGES = "stages.kwok.x-k8s.io"
 NODE_ANNOTATION = "kwok.x-k8s.io/node=fake"
+COMPLETE = "pod-complete"
+"""The stage that lets pods of Jobs succeed soon after they have started."""
+ENDED_BY_TESTS = "megatron.training/node-check"
+"""Label of pods of Jobs that KWOK does not complete: the checks of nodes, which may pass or fail."""
 
 
 def manifests(binaries: Binaries, kubectl: Kubectl) -> tuple[list[Object], list[Object]]:
@@ -25,7 +31,19 @@ def manifests(binaries: Binaries, kubectl: Kubectl) -> tuple[list[Object], list[
     source = binaries.module_directory(NAME, MODULE) / "kustomize"
     resources = kubectl.kustomize(source / "crd")
     definitions = [item for item in resources if item["metadata"]["name"] == STAGES]
-    return definitions, kubectl.kustomize(source / "stage" / "fast")
+    return definitions, without_completion(kubectl.kustomize(source / "stage" / "fast"), ENDED_BY_TESTS)
+
+
+def without_completion(stages: Sequence[Object], label: str) -> list[Object]:
+    """These stages, of which none completes pods with the label. Raises ClusterError without COMPLETE."""
+    changed = copy.deepcopy(list(stages))
+    complete = next((stage for stage in changed if stage["metadata"]["name"] == COMPLETE), None)
+    if complete is None:
+        names = ", ".join(stage["metadata"]["name"] for stage in changed)
+        raise ClusterError(f"KWOK has no stage {COMPLETE!r}, only: {names}. Adapt localcluster/kwok.py to it")
+    unlabelled = {"key": f'.metadata.labels["{label}"]', "operator": "DoesNotExist"}
+    complete["spec"]["selector"]["matchExpressions"].append(unlabelled)
+    return changed
 
 
 class Kwok:

@@ -1,5 +1,6 @@
 """Nodes whose kubelets KWOK simulates: healthy, lost and returned ones, and pools for one test."""
 
+from localcluster.kwok import COMPLETE
 from megatron_operator.manifests.jobset import LABEL_JOB_NAME
 
 from testkit.api_server import Api, Object
@@ -14,14 +15,10 @@ def shared_node(index: int) -> Object:
 
 def complete_jobs(api: Api, *, of_jobsets: bool) -> None:
     """Set whether KWOK also completes the pods of a JobSet's Jobs, as it does with those of other Jobs."""
-    selector = [
-        {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"},
-        {"key": ".status.phase", "operator": "In", "values": ["Running"]},
-        {"key": ".metadata.ownerReferences.[].kind", "operator": "In", "values": ["Job"]},
-    ]
-    if not of_jobsets:
-        selector.append({"key": f'.metadata.labels["{LABEL_JOB_NAME}"]', "operator": "DoesNotExist"})
-    api.patch("Stage", None, "pod-complete", {"spec": {"selector": {"matchExpressions": selector}}})
+    of_others = {"key": f'.metadata.labels["{LABEL_JOB_NAME}"]', "operator": "DoesNotExist"}
+    selector = api.get("Stage", None, COMPLETE)["spec"]["selector"]["matchExpressions"]
+    selector = [each for each in selector if each != of_others] + ([] if of_jobsets else [of_others])
+    api.patch("Stage", None, COMPLETE, {"spec": {"selector": {"matchExpressions": selector}}})
 
 
 def restore_node(api: Api, name: str) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from cryptography import x509
-from localcluster import kueue, storage, trainingoperator
+from localcluster import kueue, kwok, storage, trainingoperator
+from localcluster.errors import ClusterError
+from megatron_operator.api.labels import LABEL_NODE_CHECK
 
 
 def overlay() -> list[dict[str, Any]]:
@@ -143,3 +145,44 @@ def test_only_webhooks_of_queues_and_of_the_kinds_of_job_that_kueue_manages_are_
         "https://127.0.0.1:1/mutate-workloads",
         "https://127.0.0.1:1/mutate-pytorchjobs",
     ]
+
+
+def stage(name: str) -> dict[str, Any]:
+    """The shape of one of KWOK's stages."""
+    deleted = {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"}
+    return {"metadata": {"name": name}, "spec": {"selector": {"matchExpressions": [deleted]}}}
+
+
+class KwokModule:
+    """KWOK's Go module, with these stages."""
+
+    def __init__(self, *stages: str) -> None:
+        self.stages = stages
+
+    def module_directory(self, _name: str, _module: str) -> Path:
+        return Path("/kwok")
+
+    def kustomize(self, directory: Path) -> list[dict[str, Any]]:
+        if directory == Path("/kwok/kustomize/crd"):
+            return [{"metadata": {"name": kwok.STAGES}}, {"metadata": {"name": "attaches.kwok.x-k8s.io"}}]
+        return [stage(name) for name in self.stages]
+
+
+def kwok_manifests(*stages: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    module: Any = KwokModule(*stages)
+    return kwok.manifests(module, module)
+
+
+def test_kwok_completes_the_pods_of_jobs_but_not_those_of_the_checks_of_nodes() -> None:
+    definitions, stages = kwok_manifests("pod-ready", "pod-complete", "pod-delete")
+    assert [each["metadata"]["name"] for each in definitions] == [kwok.STAGES]
+    ready, complete, delete = (each["spec"]["selector"]["matchExpressions"] for each in stages)
+    upstream = stage("x")["spec"]["selector"]["matchExpressions"]
+    assert ready == delete == upstream
+    unlabelled = {"key": f'.metadata.labels["{LABEL_NODE_CHECK}"]', "operator": "DoesNotExist"}
+    assert complete == [*upstream, unlabelled]
+
+
+def test_a_kwok_without_the_stage_that_completes_pods_is_refused() -> None:
+    with pytest.raises(ClusterError, match="no stage 'pod-complete', only: pod-ready, pod-delete"):
+        kwok_manifests("pod-ready", "pod-delete")
