@@ -13,7 +13,7 @@ from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import NODES, PODS, ApiClient
 from megatron_operator.controller.inherited_runs import InheritedRuns
 from megatron_operator.controller.node_watch import NodeWatch
-from megatron_operator.controller.object_cache import ObjectCache
+from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.planning import Planning
 from megatron_operator.controller.room_finder import RoomFinder
 from megatron_operator.lifecycle.capacity import (
@@ -51,7 +51,7 @@ class _Found:
 class CapacityFinder:
     """Finds capacity for runs that wait for it or were shrunk.
 
-    `allowed` is whether the operator may read nodes and all pods; `recipes` is the cache of all recipes.
+    `allowed` is whether the operator may read nodes and all pods; `caches` have all recipes, jobs and pods.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CapacityFinder:
         api: ApiClient,
         planning: Planning,
         watch: NodeWatch | None = None,
-        recipes: ObjectCache | None = None,
+        caches: Caches | None = None,
         *,
         allowed: bool,
     ) -> None:
@@ -73,7 +73,7 @@ class CapacityFinder:
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
         self._room = RoomFinder(watch)
         self._growths = Growths()
-        self._inherited = InheritedRuns(recipes)
+        self._inherited = InheritedRuns(caches)
         self._found: dict[RecipeKey, _Found] = {}
 
     def forget(self, key: RecipeKey) -> None:
@@ -91,7 +91,7 @@ class CapacityFinder:
         """Reserve places for `count` accelerators, so that no other run is given them.
 
         They are reserved until the list of all pods has the new ones. False if another run has been given
-        places since this run's capacity was found, or had been when the operator started and has not arrived.
+        places since this run's capacity was found, or before the operator started and has not its new pods.
         """
         if self._waits_for_inherited(status):
             return False
@@ -110,6 +110,11 @@ class CapacityFinder:
         if self._waits_for_inherited(status):
             return False
         return self._room.move(status.key, pods, status.now)
+
+    async def _find_inherited(self, now: float) -> None:
+        """Find the runs that this process inherits, once; a list from before may lack their new pods."""
+        if await self._inherited.find(now):
+            self._read_at = -FRESH
 
     def _waits_for_inherited(self, status: StatusBuilder) -> bool:
         """Whether the run waits for others that were on their way when this process began."""
@@ -134,7 +139,7 @@ class CapacityFinder:
             return capacity
         if (known := self._room.known(status, snapshot)) is not None:
             return replace(capacity, room=known)
-        await self._inherited.find(status.now)
+        await self._find_inherited(status.now)
         cluster = await self._read_cluster(snapshot.placed_on)
         growing = self._growths.of_others(status.key, cluster, status.now)
         template = _template(avoiding(snapshot.existing_job, status.recovery.nodes_avoided))
@@ -168,7 +173,7 @@ class CapacityFinder:
             return Capacity()
         if not self._allowed:
             return await self._without_permission(status, snapshot, limits, waiting=waiting)
-        await self._inherited.find(status.now)
+        await self._find_inherited(status.now)
         placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
         cluster = await self._read_cluster(placed.union(bad))
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}

@@ -74,7 +74,7 @@ class Operator:
         self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0))
         self._planner = asyncio.create_task(self._planning.start(), name="planner")
         capacity = CapacityFinder(
-            self.api, self._planning, watch, self.caches.recipes, allowed=settings.node_discovery
+            self.api, self._planning, watch, self.caches, allowed=settings.node_discovery
         )
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)

@@ -25,7 +25,7 @@ class Growths:
     """The growths and changes of the topology domain that one operator has decided on.
 
     They are not stored: after a change of the leader, runs whose status has an unfinished one are waited for
-    (`relocation`).
+    until they have their new pods (`relocation`).
     """
 
     def __init__(self) -> None:

@@ -191,7 +191,7 @@ class WholeOperator:
         self._undelivered: tuple[list[Any], ...] = ([], [], [])
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches, self._watch)
         planning: Any = self.planning or PlanningInProcess()
-        capacity = CapacityFinder(api, planning, self._watch, self.caches.recipes, allowed=True)
+        capacity = CapacityFinder(api, planning, self._watch, self.caches, allowed=True)
         traces: Any = SimpleNamespace(send=self.traces.append)
         self._reconciler = Reconciler(
             api,
