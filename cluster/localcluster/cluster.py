@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from localcluster import (
+    addons,
     cgroups,
     disks,
     dns,
@@ -26,17 +27,16 @@ from localcluster import (
     packages,
     registry,
     requirements,
-    storage,
     systemimages,
 )
 from localcluster import trainingoperator as operator
-from localcluster.addresses import BRIDGE, HOST, NODES, SYSTEM_NODE
+from localcluster.addresses import BRIDGE, HOST, NODES
 from localcluster.binaries import BY_PROFILE, Binaries
 from localcluster.buildah import Buildah
 from localcluster.console import Console
 from localcluster.controlplane import COMPONENTS, FAST_HEARTBEATS, ControlPlane, Heartbeats, choose_ports
 from localcluster.errors import ClusterError
-from localcluster.kubectl import Kubectl, Object
+from localcluster.kubectl import Kubectl
 from localcluster.lock import exclusive
 from localcluster.node import Node
 from localcluster.paths import Paths
@@ -157,7 +157,7 @@ class Cluster:
             dns.up(plane, self.kubectl, self.console)
             self._start_nodes()
             with self.console.step("training-operator and storage class"):
-                self._install_addons(plane, stock.result())
+                addons.install(plane, self.kubectl, self.binaries, stock.result())
         self._mark_complete()
 
     def _discard_earlier_boot(self) -> None:
@@ -212,20 +212,6 @@ class Cluster:
             for node in nodes.values():
                 node.wait_ready()
                 node.label()
-
-    def _install_addons(self, plane: ControlPlane, stock: list[Object]) -> None:
-        certificates = operator.WebhookCertificates(self.paths.pki / "webhook")
-        certificates.create()
-        stock = certificates.fill(stock)
-        place = {"kubernetes.io/hostname": SYSTEM_NODE}
-        images = (systemimages.TRAINING_OPERATOR_IMAGE, systemimages.BASE_IMAGE)
-        self.kubectl.apply(operator.in_cluster(stock, *images, place))
-        storage.install(plane, self.kubectl, self.binaries)
-        for namespace, name in (
-            (operator.NAMESPACE, operator.NAME),
-            (storage.NAMESPACE, "local-path-provisioner"),
-        ):
-            self.kubectl.run("rollout", "status", "-n", namespace, f"deployment/{name}", "--timeout=120s")
 
     @property
     def _completed(self) -> Path:

@@ -4,13 +4,16 @@ import copy
 import json
 from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
-from localcluster import kueue, kwok, storage, trainingoperator
+from localcluster import addons, kueue, kwok, storage, trainingoperator
+from localcluster.addresses import SYSTEM_NODE
 from localcluster.errors import ClusterError
+from localcluster.paths import Paths
 from megatron_operator.api.labels import LABEL_NODE_CHECK
 
 
@@ -186,3 +189,36 @@ def test_kwok_completes_the_pods_of_jobs_but_not_those_of_the_checks_of_nodes() 
 def test_a_kwok_without_the_stage_that_completes_pods_is_refused() -> None:
     with pytest.raises(ClusterError, match="no stage 'pod-complete', only: pod-ready, pod-delete"):
         kwok_manifests("pod-ready", "pod-delete")
+
+
+class RecordingKubectl:
+    """Records what is applied and run."""
+
+    def __init__(self) -> None:
+        self.applied: list[dict[str, Any]] = []
+        self.commands: list[tuple[Any, ...]] = []
+
+    def apply(self, objects: list[dict[str, Any]]) -> None:
+        self.applied += objects
+
+    def run(self, *args: Any) -> str:
+        self.commands.append(args)
+        return ""
+
+
+def test_the_training_operator_is_installed_on_the_system_node_and_both_addons_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "install", lambda *_: None)
+    kubectl: Any = RecordingKubectl()
+    plane: Any = SimpleNamespace(paths=Paths("full", tmp_path))
+    binaries: Any = None
+    plane.paths.pki.mkdir(parents=True)
+    addons.install(plane, kubectl, binaries, overlay())
+    assert deployment(kubectl.applied)["nodeSelector"] == {"kubernetes.io/hostname": SYSTEM_NODE}
+    waited = [(command[:2], command[3:5]) for command in kubectl.commands]
+    status = ("rollout", "status")
+    assert waited == [
+        (status, (trainingoperator.NAMESPACE, f"deployment/{trainingoperator.NAME}")),
+        (status, (storage.NAMESPACE, "deployment/local-path-provisioner")),
+    ]
