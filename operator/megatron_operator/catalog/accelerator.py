@@ -22,10 +22,13 @@ def select_accelerator(
     platform has no such accelerator.
     """
     profiles = platform.accelerators
-    available = ", ".join(sorted(profiles)) or "none"
+    available = ", ".join(sorted(profiles))
     name = asked.type
     if name is None:
         name = platform.default_accelerator or (next(iter(profiles)) if len(profiles) == 1 else None)
+    if not profiles:
+        fix = "ask the platform's administrator to add profiles to the platform file"
+        return FieldError("spec.accelerator.type", "the platform has no accelerators", fix)
     if name is None:
         return FieldError(
             "spec.accelerator.type",
@@ -51,9 +54,7 @@ def select_accelerator(
         return FieldError(
             "spec.accelerator.type",
             f"the platform has no accelerator {shown(name)}{source}",
-            f"{_near(name, profiles)}use one of: {available}"
-            if profiles
-            else "ask the platform's administrator to add profiles to the platform file",
+            f"{_near(name, profiles)}use one of: {available}",
         )
     return name, profiles[name]
 

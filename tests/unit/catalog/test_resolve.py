@@ -165,6 +165,18 @@ def test_several_accelerators_without_a_default_require_a_type(
     assert "has no default (it has: h100, laptop); name one" in line["spec.accelerator.type"]
 
 
+@pytest.mark.parametrize("accelerator", [{"count": 8}, {"type": "h100", "count": 8}])
+def test_a_platform_without_accelerators_is_to_be_completed(
+    refusal: Refusal, platform: PlatformConfig, accelerator: dict[str, Any]
+) -> None:
+    without = platform.model_copy(update={"accelerators": {}, "default_accelerator": None})
+    line = refusal(recipe="small-1", platform=without, accelerator=accelerator)
+    assert line["spec.accelerator.type"] == (
+        "spec.accelerator.type: the platform has no accelerators; ask the platform's administrator to add"
+        " profiles to the platform file"
+    )
+
+
 @pytest.mark.parametrize(
     ("limits", "messages"),
     [

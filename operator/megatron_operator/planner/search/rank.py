@@ -288,9 +288,10 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         return
     sufficient = _sufficient_count(problem)
     more = f"use {sufficient} or more" if sufficient else "use more accelerators, a smaller microBatchSize"
+    count = "1 accelerator" if problem.world == 1 else f"{problem.world} accelerators"
     found.error(
         "spec.accelerator.count",
-        f"on {problem.world} accelerators even the most memory-efficient layout, {layout}, needs {needs}",
+        f"on {count} even the most memory-efficient layout, {layout}, needs {needs}",
         f"{more}, or accelerators with more memory{instead}",
     )
 
