@@ -98,6 +98,15 @@ class Family:
 _V2 = {**LATENT, "topk_method": "greedy"}
 _V3 = {**LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
 _GLM = {**BASE, **HEADS, **ROUTED, "num_nextn_predict_layers": 0, "attention_bias": True, "use_qk_norm": True}
+_GLM5 = {
+    **{**LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-6},
+    **{"index_topk": 8, "index_head_dim": 16, "index_n_heads": 4, "indexer_rope_interleave": True},
+}
+GLM5_SHARED: dict[str, Any] = {
+    **{**_GLM5, "num_hidden_layers": 4, "num_nextn_predict_layers": 1},
+    **{"index_topk_freq": 2, "index_skip_topk_offset": 1},
+}
+"""Each second layer attends to the tokens that the one before it selected, as most of GLM-5.2 do."""
 _LLAMA3 = {
     **{"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0},
     **{"high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
@@ -135,6 +144,8 @@ FAMILIES = (
     Family("GPT-OSS", "GptOss", {**BASE, **HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
     Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
     Family("GLM-4.5", "Glm4Moe", {**_GLM, "num_nextn_predict_layers": 1}, predicts=True),
+    Family("GLM-5 without MTP", "GlmMoeDsa", _GLM5),
+    Family("GLM-5.2", "GlmMoeDsa", GLM5_SHARED, predicts=True),
     Family("ERNIE-4.5 MoE", "Ernie4_5_Moe", {**BASE, **_ERNIE}),
     Family("MiniMax-M2", "MiniMaxM2", {**BASE, **HEADS, **_LOCAL_EXPERTS}),
     Family("Nemotron", "Nemotron", {**BASE, **HEADS}),

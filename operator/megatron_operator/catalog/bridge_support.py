@@ -34,6 +34,9 @@ _PROJECTOR: Final = (
 )
 _LATER: Final = "its function is not in the image's release of Megatron-Bridge"
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
+_SPARSE: Final = f"{_NO_SMALL_MODEL}, and on GPUs " + _LACKS.format(
+    "the kernels of its sparse attention (flash_mla)"
+)
 
 SEEN_ON_A_GPU: Final = frozenset({"llama3.2-1b-lora"})
 """Names of the recipes of which docs/hardware.md has figures."""
@@ -63,7 +66,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"gemma4", "Gemma4ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", ""),
     (r"glm45", "Glm4MoeForCausalLM", ""),
-    (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
+    (r"glm5", "GlmMoeDsaForCausalLM", _SPARSE),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
@@ -109,7 +112,7 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"exaone_moe", True, ""),
     (r"gemma2", True, ""),
     (r"gemma3_1b", False, ""),
-    (r"glm52", True, _NO_SMALL_MODEL),
+    (r"glm52", True, _SPARSE),
     (r"moonlight", True, ""),
     (r"nemotron_3_(super|ultra)", True, _STATE_SPACE),
     (r"nemotron", False, _STATE_SPACE),

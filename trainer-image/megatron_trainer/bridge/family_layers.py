@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
-    get_transformer_block_with_experimental_attention_variant_spec as gated_delta_net,
+    get_transformer_block_with_experimental_attention_variant_spec as experimental_attention,
 )
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerLayer, TransformerLayerSubmodules
@@ -185,16 +185,26 @@ def olmoe(config: Any, vp_stage: int | None = None) -> Any:
     return block
 
 
+def experimental(config: Any, vp_stage: int | None = None) -> Any:
+    """Megatron's own layers with gated delta nets or sparse attention: see gated_delta_net.install.
+
+    For the low ranks of sparse attention Megatron takes no other linear layer without Transformer Engine.
+    """
+    block = experimental_attention(config, vp_stage)
+    if config.experimental_attention_variant == "dsa":
+        for layer in block.layer_specs:
+            parts = layer.submodules.self_attention.submodules
+            parts.linear_q_down_proj = parts.linear_kv_down_proj = ColumnParallelLinear
+    return block
+
+
 _FAMILIES: dict[str, Layers] = {
     "_build_exaone_moe_layer_spec": exaone_moe,
     "exaone4_layer_spec": exaone4,
     "gemma2_layer_spec": gemma2,
     "gemma3_layer_spec": gemma3,
-    gated_delta_net.__name__: gated_delta_net,
+    experimental_attention.__name__: experimental,
     "ministral_layer_spec": ministral3,
     "olmoe_layer_spec": olmoe,
 }
-"""Name of Bridge's function -> the same layers of Megatron's own parts.
-
-Gated delta nets are built of these by Megatron's function itself: `megatron_trainer.bridge.gated_delta_net`.
-"""
+"""Name of Bridge's function -> the same layers of Megatron's own parts."""

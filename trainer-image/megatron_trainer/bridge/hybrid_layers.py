@@ -1,9 +1,7 @@
 """The layers of Megatron's hybrid models (Mamba-2, attention, MLP, experts) without Transformer Engine."""
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from megatron.core.models.hybrid import hybrid_block
 from megatron.core.post_training.modelopt.hybrid.model_specs import get_hybrid_stack_modelopt_spec
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
@@ -11,6 +9,7 @@ from megatron.core.transformer.moe import moe_layer
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 from megatron_trainer.bridge import state_space_on_cpu
+from megatron_trainer.bridge.local_linear import DuplicatedLinear
 
 
 class InputProjection(ColumnParallelLinear):
@@ -19,28 +18,6 @@ class InputProjection(ColumnParallelLinear):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tp_size = self.tp_group.size()
-
-
-class DuplicatedLinear(torch.nn.Linear):
-    """A linear layer that every tensor-parallel rank has as a whole: the way to and from latent experts."""
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        config: Any,
-        init_method: Callable[[torch.Tensor], Any],
-        bias: bool,
-        **_: Any,
-    ) -> None:
-        super().__init__(input_size, output_size, bias=bias, dtype=config.params_dtype)
-        if config.perform_initialization:
-            init_method(self.weight)
-
-    def forward(self, input: torch.Tensor) -> Any:
-        """Return the output with its bias, and None, as Megatron's layers do."""
-        return super().forward(input), None
 
 
 def hybrid_layers(_config: Any) -> Any:

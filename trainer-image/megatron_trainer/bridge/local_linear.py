@@ -3,6 +3,7 @@
 Their parameters have the names of Transformer Engine's, so that Bridge's mappings and checkpoints fit both.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,28 @@ class RowParallelLinearLayerNorm(RowParallelLinear):
         return self.post_layernorm(output), bias
 
 
+class DuplicatedLinear(torch.nn.Linear):
+    """A linear layer that every tensor-parallel rank has as a whole."""
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: Any,
+        init_method: Callable[[torch.Tensor], Any],
+        bias: bool,
+        **_: Any,
+    ) -> None:
+        super().__init__(input_size, output_size, bias=bias, dtype=config.params_dtype)
+        if config.perform_initialization:
+            init_method(self.weight)
+
+    def forward(self, input: torch.Tensor) -> Any:
+        """Return the output with its bias, and None, as Megatron's layers do."""
+        return super().forward(input), None
+
+
 class LocalParts(LocalSpecProvider):
     """Megatron's own parts, with a norm in the linear layer behind it; zero-centred norms if the model's are.
 
@@ -87,6 +110,10 @@ class LocalParts(LocalSpecProvider):
     def column_parallel_layer_norm_linear(self) -> type:
         """The linear layer with a norm of its input."""
         return LayerNormColumnParallelLinear
+
+    def linear(self) -> type:
+        """The linear layer that every tensor-parallel rank has as a whole."""
+        return DuplicatedLinear
 
     def layer_norm(self, *_: Any, **__: Any) -> Any:
         """The norm of this model."""

@@ -75,6 +75,10 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
     "Glm4MoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": True},
+    "GlmMoeDsaForCausalLM": {
+        **{"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False, "mlp_bias": False},
+        **{"tie_word_embeddings": False, "indexer_rope_interleave": True},
+    },
     "Glm4vMoeForConditionalGeneration": {
         **{"hidden_act": "silu", "norm_topk_prob": True, "n_group": 1, "topk_group": 1},
         **{"n_shared_experts": 1, "tie_word_embeddings": False},

@@ -51,6 +51,7 @@ CONVERTS: tuple[str, ...] = (
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "Glm4MoeForCausalLM",
+    "GlmMoeDsaForCausalLM",
     "Exaone4ForCausalLM",
     "ExaoneMoEForCausalLM",
     "OlmoeForCausalLM",
@@ -174,8 +175,8 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 
     provider = bridge.to_megatron_provider(load_weights=False)
     vision_layers.follow_config(provider)
-    if _predicts_unstated(bridge):
-        provider.mtp_num_layers = 1
+    if layers := _left_out_prediction(bridge):
+        provider.mtp_num_layers = layers
     kind = dtype_of(dtype)
     provider.fp16, provider.bf16 = kind is torch.float16, kind is torch.bfloat16
     provider.params_dtype = provider.pipeline_dtype = provider.autocast_dtype = kind
@@ -184,13 +185,22 @@ def make_provider(bridge: Any, dtype: str) -> Any:
     return provider
 
 
-def _predicts_unstated(bridge: Any) -> bool:
-    """Whether a Qwen3-Next has a layer of multi-token prediction, which its config.json does not state."""
+def _left_out_prediction(bridge: Any) -> int:
+    """Layers of multi-token prediction that the files have and Bridge leaves out.
+
+    config.json of Qwen3-Next does not state its layer, and Bridge has GLM-5 without.
+    """
     config = getattr(bridge.hf_pretrained, "config", bridge.hf_pretrained)
-    if config.architectures != ["Qwen3NextForCausalLM"]:
-        return False
+    if config.architectures == ["Qwen3NextForCausalLM"]:
+        before, layers = "mtp.", 1
+    elif config.architectures == ["GlmMoeDsaForCausalLM"]:
+        before = f"model.layers.{config.num_hidden_layers}."
+        layers = getattr(config, "num_nextn_predict_layers", None) or 0
+    else:
+        return 0
     state = getattr(bridge.hf_pretrained, "state", None)
-    return state is not None and any(name.startswith("mtp.") for name in state.source.get_all_keys())
+    found = state is not None and any(name.startswith(before) for name in state.source.get_all_keys())
+    return layers if found else 0
 
 
 def make_model(bridge: Any, dtype: str) -> Any:
