@@ -8,6 +8,7 @@ from megatron_operator.api import yaml_documents
 from megatron_operator.api.labels import KIND
 from megatron_operator.cli.errors import CommandError
 
+_LISTS = ("List", f"{KIND}List")
 _WORDS = {str: "text", list: "a list", int: "a number", float: "a number", bool: "a truth value"}
 """What a document that is no object is called."""
 
@@ -30,10 +31,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_recipes(path: Path) -> list[dict[str, Any]]:
-    """All MegatronRecipe objects of a file (`-` is standard input). Raises CommandError if there are none."""
+    """All MegatronRecipe objects of a file (`-` is standard input) and of its Lists.
+
+    Raises CommandError if there are none.
+    """
     text = _read(path)
     try:
-        documents = [document for document in yaml_documents.load_all(text) if document is not None]
+        documents = [each for document in yaml_documents.load_all(text) for each in _objects(document)]
     except yaml_documents.YamlError as problem:
         raise _invalid(path, problem) from None
     found = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
@@ -42,6 +46,15 @@ def read_recipes(path: Path) -> list[dict[str, Any]]:
         return found
     kinds = ", ".join(_kind(document) for document in documents[:8])
     raise CommandError(_label(path), f"has no {KIND} (found: {kinds or 'nothing'})", "give a recipe file")
+
+
+def _objects(document: Any) -> list[Any]:
+    """The items of a List; else the document, unless it is empty."""
+    if isinstance(document, dict) and document.get("kind") in _LISTS:
+        items = document.get("items")
+        if isinstance(items, list):
+            return items
+    return [] if document is None else [document]
 
 
 def _check_names(path: Path, recipes: list[dict[str, Any]]) -> None:

@@ -21,3 +21,29 @@ def test_an_invalid_file_is_named_with_its_line(read: Callable[[Path], object], 
         CommandError, match=r"recipe\.yaml: invalid YAML in line 2: duplicate key 'a'; correct"
     ):
         read(path)
+
+
+@pytest.mark.parametrize("kind", ["List", "MegatronRecipeList"])
+def test_the_recipes_of_a_list_are_read(kind: str, tmp_path: Path) -> None:
+    """As `kubectl get megatronrecipes -o yaml` prints them."""
+    path = tmp_path / "list.yaml"
+    items = "".join(
+        f"- {{kind: {each}, metadata: {{name: a}}}}\n" for each in ("ConfigMap", "MegatronRecipe")
+    )
+    path.write_text(f"apiVersion: v1\nkind: {kind}\nitems:\n{items}")
+    assert read_recipes(path) == [{"kind": "MegatronRecipe", "metadata": {"name": "a"}}]
+
+
+@pytest.mark.parametrize(("items", "found"), [("[]", "nothing"), ("[{kind: Pod}]", "Pod"), ("7", "List")])
+def test_a_list_without_recipes_is_refused(items: str, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text(f"kind: List\nitems: {items}\n")
+    with pytest.raises(CommandError, match=rf"has no MegatronRecipe \(found: {found}\)"):
+        read_recipes(path)
+
+
+def test_a_name_that_a_list_repeats_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text("kind: List\nitems: [&a {kind: MegatronRecipe, metadata: {name: a}}, *a]\n")
+    with pytest.raises(CommandError, match="has two recipes 'a' in one namespace"):
+        read_recipes(path)
