@@ -151,6 +151,18 @@ def test_biased_experts_are_not_split(resolve: Any) -> None:
     assert any("Megatron supports biased experts at ETP 1 only" in line for line in errors)
 
 
+def test_a_batch_is_refused_beside_other_errors_only_where_the_data_parallel_size_is_given(
+    resolve: Any,
+) -> None:
+    """With EP 2 and a chosen PP of 3 the batch of 32 suits 24 accelerators."""
+    experts = {"expertModelParallelSize": 3}
+    [line] = refusal(resolve("qwen3-30b-a3b", 24, parallelism=experts))
+    assert "expertModelParallelSize: EP 3 does not divide numExperts 128" in line
+    sizes = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "contextParallelSize": 1}
+    both = refusal(resolve("qwen3-30b-a3b", 24, parallelism=experts | sizes))
+    assert any("is not divisible by microBatchSize 1 x DP 24" in each for each in both)
+
+
 @pytest.mark.parametrize("few", [8, 7])
 def test_a_model_that_does_not_fit_names_a_sufficient_count(resolve: Any, few: int) -> None:
     [line] = refusal(resolve("llama3-70b", few))

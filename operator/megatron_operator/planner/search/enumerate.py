@@ -217,6 +217,12 @@ def refusal(problem: PlanningProblem) -> list[FieldError]:
     found = layout_errors(layout, problem.constraints)
     if layout.split is None:
         found += split_errors.errors or [stages_error(layout, problem.shape)]
-    if problem.world % layout.dims.model_parallel == 0:
+    sizes = (
+        asked.tensor_model_parallel_size,
+        asked.pipeline_model_parallel_size,
+        asked.context_parallel_size,
+    )
+    # Beside other errors, a batch is wrong for certain only where the data parallel size is.
+    if (not found or None not in sizes) and problem.world % layout.dims.model_parallel == 0:
         found += batch_errors(problem, layout, problem.micro_batch or 1)
     return found
