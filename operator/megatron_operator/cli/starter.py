@@ -26,6 +26,7 @@ from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.instead import names_one_model, what_fits
 from megatron_operator.planner.notes import beyond_memory
 from megatron_operator.planner.recommend import Query, recommend
+from megatron_operator.planner.save_interval import save_interval
 
 KEEP = 3
 """Checkpoints that the recipe keeps."""
@@ -33,8 +34,6 @@ _DOUBLINGS = 11
 """Counts that are tried where none is published: one node to 1,024."""
 _BYTES_PER_PARAMETER = 14
 """Of a checkpoint: BF16 weights, FP32 master weights, and Adam's two moments in FP32."""
-_SAVE_SECONDS = 1800.0
-"""Time between two checkpoints."""
 _LAYOUT = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -322,9 +321,9 @@ def _checkpoint(planned: PlannedRun) -> Iterator[str]:
     step = plan.expected.step_seconds if plan.expected else None
     yield "  checkpoint:"
     if step is None:
-        yield f"    saveInterval: {_at_most(500, plan.train_iters)}  # iterations"
+        yield f"    saveInterval: {min(500, plan.train_iters or 500)}  # iterations"
     else:
-        interval = _at_most(_rounded(_SAVE_SECONDS / step), plan.train_iters)
+        interval = save_interval(step, plan.train_iters)
         yield f"    saveInterval: {interval}  # iterations; about {format_duration(interval * step)}"
     yield f"    keep: {KEEP}"
     if plan.parameters is not None:
@@ -336,17 +335,6 @@ def _checkpoint(planned: PlannedRun) -> Iterator[str]:
         yield f"    # For {KEEP} checkpoints and the one being written, of about {shown} each."
         yield "    # The storage class is the platform's default; another one: storageClassName."
         yield f"    volume: {{size: {size}Gi}}"
-
-
-def _at_most(interval: int, train_iters: int | None) -> int:
-    """The interval, or the whole run where that is shorter: then it saves once, at its end."""
-    return interval if train_iters is None else min(interval, train_iters)
-
-
-def _rounded(value: float) -> int:
-    """The largest of 1, 2, 5, 10, 20, ... up to `value`."""
-    power = 10 ** math.floor(math.log10(max(value, 1.0)))
-    return int(power * next(step for step in (5, 2, 1) if step * power <= max(value, 1.0)))
 
 
 def _overrides(entry: Entry, planned: PlannedRun, batch: int | None) -> Iterator[str]:

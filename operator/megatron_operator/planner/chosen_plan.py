@@ -43,7 +43,7 @@ def plan_of(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> P
     check_checkpoint_volumes(resolved, made, volumes)
     found.extend(volumes.errors)
     found.raise_errors()
-    notes = [*made.notes, *volumes.notes, *lint_warnings(resolved, made), *suggestions(resolved)]
+    notes = [*made.notes, *volumes.notes, *lint_warnings(resolved, made), *suggestions(resolved, made)]
     return made.model_copy(update={"notes": notes})
 
 

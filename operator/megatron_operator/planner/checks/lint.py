@@ -9,7 +9,9 @@ from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.precision import computes_in_fp4
+from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.save_interval import save_interval
 from megatron_operator.planner.search.enumerate import TOKENS_PER_CP_RANK
 from megatron_operator.planner.search.problem import Candidate
 
@@ -18,6 +20,9 @@ _ARGS = "spec.megatronArgs."
 EXPERT_OVERLAP = "overlap-moe-expert-parallel-comm"
 LOW_MFU = 0.1
 """Model FLOPs utilization (MFU) below which a run wastes its accelerators."""
+
+_LONGEST_LOSS = 3600.0
+"""Seconds of training that a failure may repeat before more frequent checkpoints are proposed."""
 
 
 def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
@@ -166,12 +171,32 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return notes + _across_nodes(resolved, plan)
 
 
-def suggestions(resolved: ResolvedRecipe) -> list[str]:
+def suggestions(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """Settings to try that would not fix a mistake."""
+    return [*_smaller_formats(resolved), *_rarely_saved(resolved, plan)]
+
+
+def _smaller_formats(resolved: ResolvedRecipe) -> list[str]:
     is_lower = resolved.training.fp8_format is not None or computes_in_fp4(resolved)
     if resolved.engine == "megatron" and not is_lower and _has_fp8(resolved):
         return ["the accelerator supports FP8 matrix products: training.fp8Format hybrid would use them"]
     return []
+
+
+def _rarely_saved(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """A shorter interval where a failure would make the run repeat more than an hour."""
+    every, length = resolved.checkpoint.save_interval, plan.train_iters
+    if every is None or length is None or plan.expected is None or resolved.checkpoint.local is not None:
+        return []
+    step = plan.expected.step_seconds
+    lost = min(every, length) * step
+    if lost <= _LONGEST_LOSS:
+        return []
+    shorter = save_interval(step, length)
+    return [
+        f"checkpoint.saveInterval {every}: a failure makes the run repeat up to {duration(lost)} of training;"
+        f" {shorter} would save every {duration(shorter * step)}"
+    ]
 
 
 def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
