@@ -51,11 +51,13 @@ def run(kubeconfig: Path) -> Run:
 
 
 @pytest.fixture
-async def watched(run: Run, kubeconfig: Path) -> AsyncIterator[WatchedRuns]:
+async def watched(run: Run, kubeconfig: Path, api: ApiStandIn) -> AsyncIterator[WatchedRuns]:
     async with AsyncConnection(kubeconfig=kubeconfig) as connection:
         runs = WatchedRuns(connection, [None])
         task = asyncio.create_task(runs.follow())
         await until(lambda: runs.get(run.namespace, run.name) is not None)
+        # It lists before it watches: a test that ends all watches must find one.
+        await asyncio.to_thread(api.wait_for_watch, 1)
         yield runs
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
