@@ -245,7 +245,8 @@ def check_errors(refused: InvalidRecipeError) -> None:
     """
     for error in refused.errors:
         text = str(error)
-        _require(bool(_FIELD.match(error.field)), f"field {error.field[:80]!r} of: {text[:300]}")
+        known = _FIELD.match(error.field) or error.message == "unknown field beside spec"
+        _require(bool(known), f"field {error.field[:80]!r} of: {text[:300]}")
         _require(bool(error.message) and bool(error.fix), f"no message or fix: {text[:300]}")
         _require(len(text) < LONGEST_MESSAGE, f"an error of {len(text)} characters: {text[:300]}")
         _require(not _UNPRINTABLE.search(text), f"control character in: {text[:300]!r}")
