@@ -9,7 +9,7 @@ _SECONDS = 1800.0
 def save_interval(step_seconds: float, train_iters: int | None) -> int:
     """The iterations between two checkpoints: the largest of 1, 2, 5, 10, 20, ... within half an hour.
 
-    It is the whole run where that is shorter, which then saves once, at its end.
+    It is 1 where a step takes longer, and the whole run where that is shorter, which then saves at its end.
     """
     interval = _rounded(_SECONDS / step_seconds)
     return interval if train_iters is None else min(interval, train_iters)

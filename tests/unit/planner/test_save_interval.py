@@ -15,7 +15,7 @@ def notes(resolved: Any) -> list[str]:
     ("step_seconds", "train_iters", "interval"),
     [(67.6, None, 20), (0.1, None, 10_000), (4000.0, None, 1), (0.1, 700, 700), (67.6, 700, 20)],
 )
-def test_checkpoints_are_within_half_an_hour_of_each_other(
+def test_checkpoints_are_within_half_an_hour_of_each_other_or_after_each_step(
     step_seconds: float, train_iters: int | None, interval: int
 ) -> None:
     assert save_interval(step_seconds, train_iters) == interval
@@ -33,9 +33,11 @@ def test_an_interval_of_hours_is_shown_with_what_a_failure_costs(resolve: Any) -
     [
         ({"saveInterval": 20}, {}),
         ({"saveInterval": 100_000}, {"trainIters": 40, "lrWarmupIters": 4}),
+        # Steps of more than an hour, of which each is saved.
+        ({"saveInterval": 1}, {"globalBatchSize": 64 * 1024}),
     ],
 )
-def test_what_is_within_an_hour_is_not_remarked_on(
+def test_nothing_is_proposed_within_an_hour_or_where_each_step_is_saved(
     resolve: Any, checkpoint: dict[str, Any], training: dict[str, Any]
 ) -> None:
     assert not notes(resolve("llama3-70b", 64, checkpoint=checkpoint, training=training))

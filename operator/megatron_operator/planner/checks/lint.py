@@ -189,10 +189,9 @@ def _rarely_saved(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     if every is None or length is None or plan.expected is None or resolved.checkpoint.local is not None:
         return []
     step = plan.expected.step_seconds
-    lost = min(every, length) * step
-    if lost <= _LONGEST_LOSS:
+    lost, shorter = min(every, length) * step, save_interval(step, length)
+    if lost <= _LONGEST_LOSS or shorter >= every:
         return []
-    shorter = save_interval(step, length)
     return [
         f"checkpoint.saveInterval {every}: a failure makes the run repeat up to {duration(lost)} of training;"
         f" {shorter} would save every {duration(shorter * step)}"
