@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from megatron_operator.api.json_documents import DEEPEST, ShallowDecoder, loads, without_deep_parts
 
 DEEPER_THAN_PYTHON = 9_000
-SCALARS = st.none() | st.booleans() | st.integers() | st.text()
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+"""Those that an object of Kubernetes can have: the API server stores larger ones as floats."""
+SCALARS = st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False) | st.text()
 DOCUMENTS = st.recursive(SCALARS, lambda each: st.lists(each) | st.dictionaries(st.text(), each))
 
 
