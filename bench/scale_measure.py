@@ -37,8 +37,9 @@ LIMIT: Final = 1800.0
 """Seconds after which a measurement is given up."""
 RESTART_LIMIT: Final = 120.0
 FAULTS: Final = 3
-WRITE_INTERVAL: Final = 35.0
-"""Seconds after which the progress of runs that stand still is written."""
+WRITE_INTERVAL: Final = 65.0
+"""Seconds after which the progress of runs that stand still is written: at the first poll 30 s after the last
+one, and 1,000 runs are polled each 20 s."""
 IDLE_SECONDS: Final = 5.0
 KILLED: Final = 138
 """Exit code of a rank that the training-operator replaces."""

@@ -53,6 +53,8 @@ class _Run:
     """Since when no pod has answered although all were asked; None once one answers."""
     problem: str = ""
     """What became of the last request without an answer."""
+    resting: bool = False
+    """Whether an iteration is no reason to reconcile the run."""
 
     def set_targets(self, targets: tuple[ProgressTarget, ...]) -> None:
         """Poll these pods; what is known of those that stay is kept."""
@@ -81,10 +83,12 @@ def _motion(report: ProgressReport) -> tuple[Any, ...]:
     return report.phase, report.iteration, report.generation
 
 
-def _notable(report: ProgressReport) -> tuple[Any, ...]:
+def _notable(report: ProgressReport, *, resting: bool) -> tuple[Any, ...]:
     """What a recipe is reconciled for."""
     slow = {each.rank for each in report.stragglers}
-    return *_motion(report), report.checkpoint_iteration, report.incidents, report.warnings, slow
+    iteration = None if resting else report.iteration
+    state = report.phase, report.generation, report.checkpoint_iteration
+    return *state, iteration, report.incidents, report.warnings, slow
 
 
 class ProgressPoller:
@@ -117,6 +121,14 @@ class ProgressPoller:
             run = self._runs[key] = _Run({})
             self._added.put_nowait((key, run))
         run.set_targets(targets)
+
+    def rest(self, key: RecipeKey, resting: bool) -> None:
+        """Whether iterations alone cause no notification from now on, but each REMIND seconds.
+
+        For a run of which they change nothing but figures, which are written that seldom.
+        """
+        if (run := self._runs.get(key)) is not None:
+            run.resting = resting
 
     def forget(self, key: RecipeKey) -> None:
         """Stop polling a run."""
@@ -200,7 +212,8 @@ class ProgressPoller:
         restarts = sum(each.rank_restarts for each in reports.values())
         run.answered = answered
         run.reading = ProgressReading(report, self._now(), restarts, answered - run.moved, reached)
-        return before is None or _notable(before) != _notable(report)
+        resting = run.resting
+        return before is None or _notable(before, resting=resting) != _notable(report, resting=resting)
 
     async def _ask(self, key: RecipeKey, run: _Run, pod: PolledPod) -> None:
         """Send a pod one request, and record what becomes of it."""

@@ -63,8 +63,8 @@ from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.stages import has_trained
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.suspension import end_suspended_pods
-from megatron_operator.lifecycle.undisturbed import trained_last
-from megatron_operator.lifecycle.write_delay import is_notable, write_delay
+from megatron_operator.lifecycle.undisturbed import was_undisturbed
+from megatron_operator.lifecycle.write_delay import may_rest_on_caches, only_figures_change, write_delay
 from megatron_operator.manifests.job_backend import JobPhase
 
 log = logging.getLogger(__name__)
@@ -87,8 +87,9 @@ class ReconcileError(OperatorError):
 class Reconciler:
     """Level-triggered: every reconcile judges everything again, and all that must persist is in the status.
 
-    A run that trains undisturbed is judged by the caches. If anything but progress follows from them, the
-    recipe and its run are read from the API server, and the cached ones have had no effect.
+    A run that is queued, starts or trains undisturbed is judged by the caches. If anything follows from
+    them but progress, or how far the pods of a start are, the recipe and its run are read from the API
+    server, and the cached ones have had no effect.
 
     Snapshot -> desired state -> decision -> status, written once -> actions -> Events. Two writes precede the
     status, so that a restarted operator repeats them: deleting the job of an earlier generation, and
@@ -125,7 +126,7 @@ class Reconciler:
         unexpected error has been reported; the work queue retries.
         """
         cached = self._caches.recipes.get(*key)
-        if cached is not None and trained_last(cached):
+        if cached is not None and was_undisturbed(cached):
             result = await self._reconcile_recipe(cached, cached=True)
             if not result.discarded:
                 return result.delay
@@ -152,9 +153,11 @@ class Reconciler:
         if status.internal_error is None:
             status.remove_conditions(Condition.INTERNAL_ERROR)
         set_readiness(status)
-        if cached and (result.actions or status.internal_error is not None or is_notable(status)):
+        if cached and (result.actions or status.internal_error or not may_rest_on_caches(status)):
             return DISCARDED
-        if rest := 0.0 if result.actions else write_delay(status, self._poller.reading(key)):
+        reading = self._poller.reading(key)
+        self._poller.rest(key, not result.actions and only_figures_change(status, reading))
+        if rest := 0.0 if result.actions else write_delay(status, reading):
             status.current, result = before, result.within(rest, "progress is written later")
         elif status.changed() and not await self._write(status, cached=cached):
             return DISCARDED

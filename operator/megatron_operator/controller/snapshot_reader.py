@@ -20,7 +20,7 @@ from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
 from megatron_operator.lifecycle.snapshot import RunSnapshot, newest_by_place
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import replacement_pods
-from megatron_operator.lifecycle.undisturbed import trains_undisturbed
+from megatron_operator.lifecycle.undisturbed import is_undisturbed
 from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
@@ -152,8 +152,8 @@ class SnapshotReader:
     def from_cache(self, status: StatusBuilder) -> RunSnapshot | None:
         """The run as the watches delivered it, without any request.
 
-        None where its kind of job is not watched or its pods are too large to keep, and unless it trains
-        undisturbed.
+        None where its kind of job is not watched or its pods are too large to keep, and unless it trains,
+        starts or waits in a queue undisturbed.
         """
         key = status.key
         jobs = self._caches.jobs.get(recorded_kind(status))
@@ -165,7 +165,7 @@ class SnapshotReader:
             return None
         trainers = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_TRAINER]
         snapshot = replace(self._snapshot(status, job, trainers), cached=True)
-        return snapshot if trains_undisturbed(status, snapshot) else None
+        return snapshot if is_undisturbed(status, snapshot) else None
 
     def _snapshot(self, status: StatusBuilder, job: Object | None, trainers: list[Object]) -> RunSnapshot:
         key = status.key

@@ -32,7 +32,7 @@ from megatron_operator.lifecycle.recovery_policy import Avoid, ChangeDomain, Mov
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
-from megatron_operator.lifecycle.write_delay import is_notable
+from megatron_operator.lifecycle.write_delay import may_rest_on_caches
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Supervisor:
             self._poller.watch(status.key, snapshot.progress_targets)
         adopt_job(status, snapshot.existing_job)
         update_status(status, snapshot)
-        if snapshot.cached and is_notable(status):
+        if snapshot.cached and not may_rest_on_caches(status):
             return DISCARDED
         if status.ended or status.phase == Phase.EXPORTING:
             self._capacity.forget_growth(status.key)

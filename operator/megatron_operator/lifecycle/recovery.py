@@ -56,9 +56,10 @@ from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.node_avoidance import avoided, avoided_by
 
 STARTING_RECHECK: Final = 3.0
-"""Seconds between two checks of pods that do not all run: what blocks them may show in Events only."""
+"""Seconds between two checks of a gang that lacks or loses pods: what blocks them may show in Events only."""
 SLOW_RECHECK: Final = 15.0
-"""Seconds between two such checks once the pods have been in that state for `RECENT` seconds."""
+"""Seconds between two checks of a complete gang that does not run yet, which the watch of pods follows, and
+of any gang that has been in its state for `RECENT` seconds."""
 GATED_SECONDS: Final = 60.0
 """Age of a pod that still has the scheduling gate of its gang, from which it is replaced."""
 RECENT: Final = 60.0
@@ -191,7 +192,9 @@ def recheck_delay(status: StatusBuilder, snapshot: RunSnapshot) -> float | None:
     changed_at = 0.0 if condition is None else seconds(condition.last_transition_time) or 0.0
     if condition is not None and status.now - changed_at >= RECENT:
         return SLOW_RECHECK
-    return SOON if snapshot.all_running else STARTING_RECHECK
+    if snapshot.all_running:
+        return SOON
+    return STARTING_RECHECK if snapshot.gang_hash is None or snapshot.deleting_pods else SLOW_RECHECK
 
 
 def _direction(before: int, count: int) -> Reason:

@@ -50,6 +50,8 @@ class StatusBuilder:
     """An unexpected error of this reconcile."""
     dropped: tuple[str, ...] = ()
     """Paths of what was left out of the recipe's own status; the next write removes it."""
+    _wired: tuple[MegatronRecipeStatus, dict[str, Any]] | None = field(default=None, init=False, repr=False)
+    """A status, and its JSON: a reconcile compares it several times."""
 
     @classmethod
     def of(cls, body: dict[str, Any], now: float) -> "StatusBuilder":
@@ -180,8 +182,13 @@ class StatusBuilder:
         return self.wire() != (self.body.get("status") or {})
 
     def wire(self) -> dict[str, Any]:
-        """The status as JSON, within the size that the API server stores without harm to others."""
-        return within_budget(self.current.wire())
+        """The status as JSON, within the size that the API server stores without harm to others.
+
+        Not to be changed: it is kept until another status is set.
+        """
+        if self._wired is None or self._wired[0] is not self.current:
+            self._wired = self.current, within_budget(self.current.wire())
+        return self._wired[1]
 
     def patch(self) -> dict[str, Any]:
         """The body for a server-side apply of the status; it only applies to the version that was read."""

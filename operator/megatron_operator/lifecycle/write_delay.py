@@ -7,6 +7,7 @@ progress of that moment.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import FIELD_MANAGER
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import unrecovered
@@ -17,6 +18,10 @@ INTERVAL: Final = 30.0
 """Seconds between two writes of progress."""
 NOTABLE: Final = ("generation", "trainIters")
 """Fields of `status.progress` that change when ranks start."""
+OF_PODS: Final = frozenset({"placement", "waitingSince", "goodput"})
+"""Fields of `status.recovery` that change with the places of pods, or with time."""
+OF_START: Final = frozenset({Condition.READY, Condition.RUNNING})
+"""Conditions that change while pods start."""
 
 
 def is_notable(status: StatusBuilder) -> bool:
@@ -26,14 +31,31 @@ def is_notable(status: StatusBuilder) -> bool:
     return _without_figures(status.body.get("status") or {}) != _without_figures(status.wire())
 
 
+def may_rest_on_caches(status: StatusBuilder) -> bool:
+    """Whether what has changed is progress, or how far the pods of a run that starts are.
+
+    Its write has no effect where the recipe has changed since it was cached, and pods that the caches lack
+    are in the next one.
+    """
+    if not is_notable(status):
+        return True
+    written = status.body.get("status") or {}
+    if status.events or status.dropped or unrecovered(status.recovery) is not None:
+        return False
+    starts = status.phase == written.get("phase") == Phase.STARTING
+    return starts and _without_pods(written) == _without_pods(status.wire())
+
+
+def only_figures_change(status: StatusBuilder, reading: ProgressReading | None) -> bool:
+    """Whether a run makes progress, after the first iteration since its start, and nothing else changed."""
+    resumed_from = 0 if reading is None else reading.report.resumed_from or 0
+    written = (status.body.get("status") or {}).get("progress") or {}
+    return written.get("iteration") not in (None, resumed_from) and not is_notable(status)
+
+
 def write_delay(status: StatusBuilder, reading: ProgressReading | None) -> float:
     """Seconds for which writing this status can wait; 0 where it is to be written now, or is unchanged."""
-    if not status.changed() or is_notable(status):
-        return 0.0
-    written = status.body.get("status") or {}
-    resumed_from = 0 if reading is None else reading.report.resumed_from or 0
-    if (written.get("progress") or {}).get("iteration") in (None, resumed_from):
-        # The first iteration after a start.
+    if not status.changed() or not only_figures_change(status, reading):
         return 0.0
     last = _last_write(status.body)
     if last is None or abs(status.now - last) >= INTERVAL:
@@ -48,6 +70,13 @@ def _without_figures(wire: Mapping[str, Any]) -> dict[str, Any]:
     recovery.pop("goodput", None)
     notable = {name: progress.get(name) for name in NOTABLE}
     return {**wire, "progress": notable, "recovery": recovery, "validation": None}
+
+
+def _without_pods(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """The status without what the pods of a run that starts change."""
+    recovery = {name: value for name, value in (wire.get("recovery") or {}).items() if name not in OF_PODS}
+    others = [each for each in wire.get("conditions") or () if each["type"] not in OF_START]
+    return {**_without_figures(wire), "recovery": recovery, "conditions": others, "ledger": None}
 
 
 def _last_write(recipe: Mapping[str, Any]) -> float | None:

@@ -222,3 +222,24 @@ def test_a_reading_has_the_last_iteration_of_the_generation_before() -> None:
     for iteration in (50, 51):
         poller.report = REPORT | {"generation": 2, "iteration": iteration}
         assert poller.poll().reached == 60
+
+
+def test_iterations_of_a_resting_run_notify_only_after_a_while_and_changes_of_its_state_at_once(
+    monkeypatch: Any,
+) -> None:
+    poller, moment = OnePodPoller(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    poller.poll()
+    poller.rest(poller.key, True)
+    for iteration in range(8, 8 + int(progress_poller.REMIND)):
+        moment[0] += 1
+        poller.report = REPORT | {"iteration": iteration}
+        poller.poll()
+        assert len(poller.notified) == (1 if moment[0] < 100 + progress_poller.REMIND else 2)
+    poller.report = REPORT | {"iteration": 90, "phase": "evaluating"}
+    poller.poll()
+    assert len(poller.notified) == 3
+    poller.rest(poller.key, False)
+    poller.report = poller.report | {"iteration": 91}
+    poller.poll()
+    assert len(poller.notified) == 4

@@ -1,6 +1,6 @@
-"""A run that trains is judged by the caches; whatever else happens is judged by what is read."""
+"""A run that starts or trains is judged by the caches; whatever else happens is judged by what is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +12,47 @@ from tests.unit.controller.simulated_run import Run
 
 
 @pytest.fixture
-def reads(training_run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], list[str]]:
+    """Begins to record the resources that the operator of a run reads."""
+
+    def record(run: Run) -> list[str]:
+        found: list[str] = []
+        api: Any = run.api
+        for name in ("get", "find"):
+            method = getattr(api, name)
+
+            def read(resource: Any, *rest: Any, _method: Callable[..., Any] = method, **named: Any) -> Any:
+                found.append(resource.plural)
+                return _method(resource, *rest, **named)
+
+            monkeypatch.setattr(api, name, read)
+        return found
+
+    return record
+
+
+@pytest.fixture
+def reads(training_run: Run, recorded_reads: Callable[[Run], list[str]]) -> list[str]:
     """The resources that the operator of `training_run` reads from now on."""
-    found: list[str] = []
-    api: Any = training_run.api
-    for name in ("get", "find"):
-        method = getattr(api, name)
+    return recorded_reads(training_run)
 
-        def recorded(resource: Any, *rest: Any, _method: Callable[..., Any] = method, **named: Any) -> Any:
-            found.append(resource.plural)
-            return _method(resource, *rest, **named)
 
-        monkeypatch.setattr(api, name, recorded)
-    return found
+@pytest.fixture
+def waiting_run() -> Iterator[Run]:
+    """A run whose pods have waited for nodes, all of which others use, for some seconds."""
+    run = Run()
+    for node in run.cluster.nodes.values():
+        node.taken = True
+    run.until(lambda: "gang" in run.status.get("recovery", {}))
+    reconcile(run, 5)
+    yield run
+    run.operator.close()
+
+
+def free(run: Run) -> None:
+    """The others give the nodes up."""
+    for node in run.cluster.nodes.values():
+        node.taken = False
 
 
 def reconcile(run: Run, seconds: int = 1) -> None:
@@ -44,6 +72,47 @@ def test_a_run_that_trains_is_not_read(training_run: Run, reads: list[str]) -> N
     before = training_run.status["progress"]["iteration"]
     training_run.until(lambda: training_run.status["progress"]["iteration"] > before)
     assert reads == []
+
+
+def test_a_run_that_waits_for_nodes_is_not_read(
+    waiting_run: Run, recorded_reads: Callable[[Run], list[str]]
+) -> None:
+    reads = recorded_reads(waiting_run)
+    reconcile(waiting_run, 120)
+    assert reads == []
+    assert waiting_run.condition("Running")["reason"] == "Unschedulable"
+
+
+def test_how_far_pods_of_a_start_are_is_written_without_a_read(
+    waiting_run: Run, recorded_reads: Callable[[Run], list[str]]
+) -> None:
+    reads = recorded_reads(waiting_run)
+    free(waiting_run)
+    waiting_run.until(lambda: waiting_run.condition("Running")["reason"] != "Unschedulable")
+    assert reads == []
+    waiting_run.until(waiting_run.trains)
+    assert "pods" in reads, "that a run trains is judged by what is read"
+    assert waiting_run.incidents == []
+
+
+def test_a_start_is_not_written_over_a_recipe_that_has_changed_since_it_was_cached(waiting_run: Run) -> None:
+    behind(waiting_run)
+    waiting_run.edit_count(8)
+    free(waiting_run)
+    waiting_run.until(lambda: waiting_run.trains(pods=1))
+    assert waiting_run.status["observedGeneration"] == waiting_run.api.recipe["metadata"]["generation"]
+
+
+def test_iterations_alone_are_no_reason_to_reconcile_a_run_until_it_is_disturbed(training_run: Run) -> None:
+    operator = training_run.operator
+    training_run.until(lambda: training_run.cluster.iteration > 20)
+    assert operator.rests
+    training_run.cluster.fail(training_run.cluster.pods[1], 137, "was killed")
+    reconcile(training_run)
+    assert not operator.rests
+    training_run.until(training_run.trains)
+    reconcile(training_run, 2)
+    assert operator.rests
 
 
 def test_a_run_with_a_pod_that_is_too_large_to_keep_is_read(

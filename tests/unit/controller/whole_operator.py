@@ -93,6 +93,7 @@ class ProgressInMemory:
         self._reading: ProgressReading | None = None
         self._moved: tuple[Any, float] = (None, 0.0)
         self._answered_at = 0.0
+        self.resting = False
 
     def poll(self) -> None:
         """Take the answer of the pods."""
@@ -123,6 +124,9 @@ class ProgressInMemory:
     def silence(self, _key: RecipeKey) -> None: ...
 
     def watch(self, _key: RecipeKey, _targets: object) -> None: ...
+
+    def rest(self, _key: RecipeKey, resting: bool) -> None:
+        self.resting = resting
 
     def forget(self, _key: RecipeKey) -> None:
         self._reading = None
@@ -218,6 +222,11 @@ class WholeOperator:
     def die_after(self, writes: int | None) -> None:
         """Kill the operator before the write after so many; None lets it live."""
         self.api.writes_left = writes
+
+    @property
+    def rests(self) -> bool:
+        """Whether iterations alone cause no reconcile."""
+        return self._progress.resting
 
     @property
     def recovery(self) -> RecoveryStatus:
