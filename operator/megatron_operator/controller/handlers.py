@@ -10,7 +10,7 @@ import kopf
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, PLURAL
-from megatron_operator.controller.api_client import RECIPES, ApiClient
+from megatron_operator.controller.api_client import PAGE, RECIPES, ApiClient
 from megatron_operator.controller.cache_check import CacheCheck
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
@@ -265,6 +265,8 @@ def kopf_settings(*, clusterwide: bool) -> kopf.OperatorSettings:
     settings.watching.server_timeout = 600
     settings.watching.client_timeout = 660
     settings.watching.connect_timeout = 10
+    # The first list of a fleet's pods would be in memory as a whole.
+    settings.watching.chunk_size = PAGE
     settings.networking.request_timeout = 30
     # By default kopf gives up after a minute and exits; an API server may be unavailable for longer.
     settings.networking.error_backoffs = Backoffs()

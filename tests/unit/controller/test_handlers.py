@@ -1,12 +1,16 @@
 """Events of the watches: what they enqueue, and what kopf does with their objects."""
 
+import logging
 from copy import deepcopy
 from typing import Any
 
 import pytest
 from kopf import Body, BodyEssence
+from kopf._cogs.clients import fetching
+from kopf._cogs.structs.references import Resource
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.controller.api_client import PAGE
 from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.settings import Settings
@@ -111,3 +115,24 @@ def test_kopf_copies_no_object() -> None:
     assert storages.diffbase_storage.fetch(body=body) is None
     essence = storages.diffbase_storage.build(body=body)
     assert storages.progress_storage.clear(essence=essence) == BodyEssence()
+
+
+async def test_kopf_has_no_more_than_a_page_of_a_fleets_first_list_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    async def get(url: str, **_: Any) -> Any:
+        asked.append(url)
+        return {
+            "items": [],
+            "metadata": {"resourceVersion": "1", "continue": "" if len(asked) == 2 else "next"},
+        }
+
+    monkeypatch.setattr(fetching.api, "get", get)
+    settings, pods = kopf_settings(clusterwide=True), Resource("", "v1", "pods", namespaced=True)
+    log = logging.getLogger(__name__)
+    async for _ in fetching.fetch_objs(settings=settings, resource=pods, namespace=None, logger=log):
+        pass
+    assert len(asked) == 2
+    assert all(f"limit={PAGE}&" in f"{url}&" for url in asked)
