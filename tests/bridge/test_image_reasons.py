@@ -1,6 +1,7 @@
 """Why vision-language models are refused: what Megatron-Bridge or transformers lacks."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,20 @@ def test_the_function_of_step_reads_flickr8k() -> None:
     recipe = _folder("megatron.bridge") / "recipes" / "stepfun" / "h100" / "step37.py"
     assert "cfg.dataset = Step37Flickr8kSFTDataProvider(" in recipe.read_text()
     assert "Flickr8k" in bridge_support.obstacle("step37_sft_64gpu_h100_bf16_flickr8k_config", "sft")
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen35_vl"])
+def test_the_functions_that_pretrain_a_qwen_with_a_tower_train_its_projector_on_random_images(
+    family: str,
+) -> None:
+    text = (_folder("megatron.bridge") / "recipes" / "qwen_vl" / "h100" / f"{family}.py").read_text()
+    functions = dict(re.findall(r"^def (\w+_pretrain_\w+)\(.*?$(.*?)^    return cfg$", text, re.M | re.S))
+
+    assert functions
+    for name, body in functions.items():
+        assert name.endswith("_mock_config")
+        assert "to_megatron_provider(load_weights=False)" in body
+        assert "cfg.dataset = MockVLMSFTDatasetConfig(" in body
+        frozen = {part: value == "True" for part, value in re.findall(r"model\.freeze_(\w+) = (\w+)", body)}
+        assert frozen == {"language_model": True, "vision_model": True, "vision_projection": False}
+        assert "trains the projector alone" in bridge_support.obstacle(name, "pretrain")
