@@ -32,6 +32,7 @@ _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
 _PROJECTOR: Final = (
     "its function trains the projector alone, on random images, between frozen weights that are random too"
 )
+_GATES: Final = "Megatron Core has neither its gate for each head nor its rotary embedding for each layer"
 _LATER: Final = "its function is not in the image's release of Megatron-Bridge"
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 _SPARSE: Final = f"{_NO_SMALL_MODEL}, and on GPUs " + _LACKS.format(
@@ -123,7 +124,7 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"gemma4_e4b", True, ""),
     (r"qwen35?_vl", True, _PROJECTOR),
     (r"minimax_m3", True, _IMAGES),
-    (r"step35", True, "its function splits samples over ranks"),
+    (r"step35", True, _GATES),
     (r"flux", False, _FLUX),
     (r"wan", False, _WAN),
 )

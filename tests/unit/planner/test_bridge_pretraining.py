@@ -218,7 +218,7 @@ def test_sequence_parallelism_of_a_function_is_left_out_on_a_cpu_and_refused_of_
         ("vanilla-gpt", "its function leaves the sizes of the model open"),
         ("qwen3-vl-8b", "its function trains the projector alone, on random images"),
         ("qwen3.5-vl-9b", "its function trains the projector alone, on random images"),
-        ("step3.5-196b-a11b", "its function splits samples over ranks"),
+        ("step3.5-196b-a11b", "Megatron Core has neither its gate for each head nor its rotary embedding"),
         ("k-exaone2-750b-a37b", "its function is not in the image's release of Megatron-Bridge"),
         ("flux1-12b", "its layers need Transformer Engine, and the trainer's image lacks diffusers and"),
     ],
