@@ -102,9 +102,10 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
 
 _COLUMNS = """*Called*: functions that were called in Megatron-Bridge 0.6.2 and returned the settings of
 the catalog, of all that the recipe has. *Settings*: all that the operator renders was set in what they return
-(`make test`). *Trained*: a model of two layers (Gemma 4, K-EXAONE, Qwen3-Next and Qwen3.5: four, Gemma 3 and
-Nemotron: six) of this architecture was trained for two steps in this mode, with the settings that the
-operator renders, on two CPU ranks (`make bridge-training`). For SFT and LoRA transformers made it, and it was
+(`make test`). *Trained*: a model of two layers (Gemma 4, GLM-5.2, K-EXAONE, Qwen3-Next, Qwen3.5: four,
+Gemma 3 and Nemotron: six) of this architecture was trained for two steps in this mode, with the
+settings that the operator renders, on two CPU ranks (`make bridge-training`). For SFT and LoRA transformers
+made it, and it was
 imported; models that read images saw some. Pretraining began with Bridge's
 random weights, and read real text. Its layers were Megatron's own instead of Transformer Engine's. On a GPU
 llama3.2-1b-lora alone was run ([hardware](../hardware.md))."""

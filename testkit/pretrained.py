@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testkit.weights.families import BASE, EXPERTS, GEMMA, HEADS, LATENT, OLMOE_OF_BRIDGE, ROUTED
+from testkit.weights.families import (
+    BASE,
+    EXPERTS,
+    GEMMA,
+    GLM5_SHARED,
+    HEADS,
+    LATENT,
+    OLMOE_OF_BRIDGE,
+    ROUTED,
+)
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, with_text
 from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE, NEMOTRON_3_SUPER
 
@@ -93,6 +102,7 @@ CASES = (
     PretrainingCase("gemma2-2b", "Gemma2ForCausalLM", _TP, "Gemma2Config", GEMMA),
     PretrainingCase("gemma3-1b", "Gemma3ForCausalLM", _PP, overrides=_GEMMA3),
     PretrainingCase("gemma4-e4b", "Gemma4ForConditionalGeneration", _TP_ONLY, "Gemma4Config", _GEMMA4),
+    PretrainingCase("glm5.2", "GlmMoeDsaForCausalLM", _EP, "GlmMoeDsaConfig", GLM5_SHARED),
     PretrainingCase("nemotron-h-4b", "NemotronHForCausalLM", _TP, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron-nano2-9b", "NemotronHForCausalLM", _TP_ONLY, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron3-nano-30b-a3b", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),

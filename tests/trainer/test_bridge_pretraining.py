@@ -18,7 +18,10 @@ from tests.trainer.bridge_run import LENGTH, RecipeGang
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS, SAVED_EVERY = 6, 2
-PREDICTING = {"nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b", "nemotron3.5-lightning"}
+PREDICTING = {
+    *("nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b", "nemotron3.5-lightning"),
+    "glm5.2",
+}
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",

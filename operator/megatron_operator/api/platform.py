@@ -30,7 +30,7 @@ class PodResources(ApiModel):
 
 
 DispatcherPackage = Literal["deepep", "hybridep", "ncclep"]
-ImagePackage = Literal[DispatcherPackage, "mamba-ssm", "flash-linear-attention"]
+ImagePackage = Literal[DispatcherPackage, "mamba-ssm", "flash-linear-attention", "flash-mla"]
 
 
 class DataSheet(ApiModel):
@@ -94,7 +94,8 @@ class AcceleratorProfile(ApiModel):
     (`deepep`, `hybridep`, `ncclep`): a recipe of a Megatron-Bridge function then has the function's
     dispatcher, and CUDA graphs of whole iterations where these need it. `mamba-ssm`, with causal-conv1d: the
     kernels of state-space layers, without which Nemotron-H is not started on GPUs. `flash-linear-attention`:
-    those of the gated delta nets of Qwen3-Next and Qwen3.5."""
+    those of the gated delta nets of Qwen3-Next and Qwen3.5. `flash-mla`, with nvidia-cudnn-frontend[cutedsl]:
+    those of the sparse attention of GLM-5."""
     pod_template: PodTemplateOverlay = PodTemplateOverlay()
     """What a fabric needs from the pods besides: annotations, volumes, devices, sidecars."""
     bind_cpus: bool = True

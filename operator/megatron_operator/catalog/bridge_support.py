@@ -35,9 +35,7 @@ _PROJECTOR: Final = (
 _GATES: Final = "Megatron Core has neither its gate for each head nor its rotary embedding for each layer"
 _LATER: Final = "its function is not in the image's release of Megatron-Bridge"
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
-_SPARSE: Final = f"{_NO_SMALL_MODEL}, and on GPUs " + _LACKS.format(
-    "the kernels of its sparse attention (flash_mla)"
-)
+_SPARSE: Final = "on GPUs " + _LACKS.format("the kernels of its sparse attention (flash-mla)")
 
 SEEN_ON_A_GPU: Final = frozenset({"llama3.2-1b-lora"})
 """Names of the recipes of which docs/hardware.md has figures."""
@@ -67,7 +65,9 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"gemma4", "Gemma4ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", ""),
     (r"glm45", "Glm4MoeForCausalLM", ""),
-    (r"glm5", "GlmMoeDsaForCausalLM", _SPARSE),
+    (r"glm51_sft", "GlmMoeDsaForCausalLM", "its functions measure throughput"),
+    (r"glm52_sft", "GlmMoeDsaForCausalLM", "its functions split samples over ranks"),
+    (r"glm5", "GlmMoeDsaForCausalLM", "no small model of this architecture was trained with adapters"),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
@@ -142,6 +142,7 @@ OF_FUNCTION: Final[Mapping[str, str]] = {
 KERNELS: Final[Mapping[str, tuple[ImagePackage, ...]]] = {
     _STATE_SPACE: ("mamba-ssm",),
     _DELTA_NET: ("flash-linear-attention",),
+    _SPARSE: ("flash-mla",),
 }
 """Reason that holds on GPUs alone -> the packages without one of which it does."""
 

@@ -11,6 +11,7 @@ from megatron_operator.planner.search.pipeline_split import (
     interleaving_error,
     parse_layout,
     requested_split,
+    split_before,
 )
 
 
@@ -129,3 +130,36 @@ def test_chunks_that_cannot_be_equal_are_written_as_a_layout(
 
 def test_chunks_that_can_be_equal_need_no_layout() -> None:
     assert interleaved_layout(64, 0, 8, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("split", "chunks"),
+    [
+        (StageSplit((14, 12, 16), first=14, last=16), (14, 12, 16)),
+        (StageSplit((8, 8), virtual=2), (4, 4, 4, 4)),
+        (StageSplit((7, 8, 7), count_embedding=True, count_loss=True, virtual=2), (3, 4, 4, 4, 4, 3)),
+        (StageSplit((4, 1), layout="Et|t|t*3|mL", virtual=2), (1, 1, 3, 0)),
+    ],
+)
+def test_chunks_of_stages_are_in_the_order_of_the_model(split: StageSplit, chunks: tuple[int, ...]) -> None:
+    assert split.chunks == chunks
+    assert sum(split.chunks) == sum(split.layers)
+
+
+@pytest.mark.parametrize(
+    ("pp", "virtual", "layout", "layers"),
+    [
+        (2, None, "Et*4|t*5mL", (4, 5)),
+        (4, None, "Et|t*3|t*4|tmL", (1, 3, 4, 1)),
+        (2, 2, "Et|t*3|t*4|tmL", (5, 4)),
+    ],
+)
+def test_chunks_begin_with_some_layers_only(
+    pp: int, virtual: int | None, layout: str, layers: tuple[int, ...]
+) -> None:
+    split = split_before((0, 1, 4, 8), 9, 1, pp, virtual)
+    assert split == StageSplit(layers, layout=layout, virtual=virtual)
+
+
+def test_more_chunks_than_layers_that_may_begin_one_are_not_split() -> None:
+    assert split_before((0, 1, 4, 8), 9, 0, 5, None) is None

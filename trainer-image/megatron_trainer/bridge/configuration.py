@@ -69,6 +69,7 @@ ON_CPU: dict[str, Value] = {
     "model.sequence_parallel": False,
     "model.recompute_granularity": None,
     "model.cuda_graph_impl": "none",
+    "model.dsa_kernel_backend": "none",
     "comm_overlap": None,
     "optimizer.use_precision_aware_optimizer": False,
     "ddp.overlap_grad_reduce": False,

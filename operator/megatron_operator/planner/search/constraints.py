@@ -75,6 +75,7 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     _check_experts(layout.dims, context, found)
     _check_towers(layout, context, found)
     _check_compressed_attention(layout.dims, context, found)
+    _check_shared_selection(layout, context.shape, found)
     if context.shape.per_layer_width and layout.dims.pp > 1:
         # `Gemma4DenseProvider.provide` of Megatron-Bridge.
         message = f"{layout.dims.pp} splits a model with perLayerEmbeddingSize"
@@ -203,6 +204,25 @@ def _check_compressed_attention(dims: ParallelDims, context: ConstraintContext, 
     for name, size in (("tensorModelParallelSize", dims.tp), ("contextParallelSize", dims.cp)):
         if size > 1:
             found.error(f"{_P}{name}", f"{size} splits attention with csaCompressRatios", "set 1")
+
+
+def _check_shared_selection(layout: Layout, shape: ModelShape, found: Diagnostics) -> None:
+    """Each chunk begins with a layer that has an indexer (`_validate_dsa_index_share_pipeline_split`)."""
+    split = layout.split
+    if split is None or not shape.shares_selection:
+        return
+    begin, starts = 0, shape.selecting_layers
+    for count in split.chunks:
+        if count and begin not in starts:
+            name = "pipelineModelParallelSize" if split.layout is None else "pipelineModelParallelLayout"
+            numbers = ", ".join(str(n + 1) for n in starts)
+            found.error(
+                f"{_P}{name}",
+                f"a stage begins with layer {begin + 1}, which attends to keys of an earlier selection",
+                f"leave the split to the planner, or begin stages with layers {numbers}",
+            )
+            return
+        begin += count
 
 
 def _check_sequence(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:

@@ -16,6 +16,7 @@ from megatron_operator.planner.search.pipeline_split import (
     interleaved_layout,
     interleaving_error,
     requested_split,
+    split_before,
 )
 from megatron_operator.planner.search.problem import PlanningProblem
 
@@ -110,7 +111,8 @@ def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageS
     asked, shape = problem.asked, problem.shape
     errors = Diagnostics()
     split = requested_split(shape.layers, shape.mtp_layers, pp, asked, errors)
-    if split is None and not errors.errors:
+    shared = shape.shares_selection and asked.pipeline_model_parallel_layout is None
+    if not errors.errors and (split is None or (shared and not _requests_split(problem))):
         split = _automatic(shape, pp, asked.num_virtual_stages_per_pipeline_rank)
     if split is not None and (error := interleaving_error(split, pp, overlap=True)):
         errors.extend([error])
@@ -120,6 +122,10 @@ def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageS
 
 def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | None:
     """A split of the planner's choice, with the virtual stages that are requested."""
+    if shape.shares_selection and pp > 1:
+        starts = shape.selecting_layers
+        if split := split_before(starts, shape.layers, shape.mtp_layers, pp, virtual):
+            return split
     split = automatic_split(shape.layers, pp)
     if shape.hybrid and split is not None and not (split.even or split.last):
         return None  # Megatron splits a hybrid pattern evenly, or by the layers of the first and last stage.
@@ -147,6 +153,8 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         return []
     if not problem.refine or problem.on_cpu or any(m % pp for m in micro_batches):
         return []
+    if problem.shape.shares_selection:
+        return []  # Equal chunks would begin with layers that have no indexer.
     if problem.shape.hybrid or problem.shape.towers or problem.shape.has_special_layers:
         # They need separators in the hybrid pattern; with a vision tower nothing was trained in them, and
         # Megatron-Bridge builds Falcon-H1 and Llama-Nemotron without them.

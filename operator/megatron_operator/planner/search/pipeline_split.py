@@ -1,6 +1,7 @@
 """Layers of each pipeline stage, split as Megatron's `get_num_layers_to_build` splits them."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +39,20 @@ class StageSplit:
             n + (self.count_embedding and i == 0) + (self.count_loss and i == last)
             for i, n in enumerate(self.layers)
         }
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Layers of each chunk, in the model's order; a stage is one chunk without interleaving."""
+        if self.layout is not None:
+            return tuple(chunk.count("t") for chunk in parse_layout(self.layout))
+        virtual, last = self.virtual or 1, len(self.layers) - 1
+        return tuple(
+            (n + (self.count_embedding and i == 0) + (self.count_loss and i == last)) // virtual
+            - (self.count_embedding and i == 0 and chunk == 0)
+            - (self.count_loss and i == last and chunk == virtual - 1)
+            for chunk in range(virtual)
+            for i, n in enumerate(self.layers)
+        )
 
     @property
     def even(self) -> bool:
@@ -209,6 +224,27 @@ def interleaved_layout(layers: int, mtp: int, pp: int, virtual: int) -> StageSpl
     first, *middle, last = chunks.layers
     text = f"E{_layers(first)}|" + f"({_layers(middle[0])}|)*{len(middle)}" + _layers(last) + "m" * mtp + "L"
     per_stage = tuple(sum(chunks.layers[stage::pp]) for stage in range(pp))
+    return StageSplit(per_stage, layout=text, virtual=virtual)
+
+
+def split_before(
+    starts: Sequence[int], layers: int, mtp: int, pp: int, virtual: int | None
+) -> StageSplit | None:
+    """A nearly even split whose chunks begin with one of the layers `starts`, which are counted from 0.
+
+    None where there are fewer of these than chunks.
+    """
+    count = pp * (virtual or 1)
+    if len(starts) < count:
+        return None
+    begins = [0]
+    for chunk in range(1, count):
+        # Each chunk behind this one needs a layer of its own to begin with.
+        left = [n for n in starts[: len(starts) - (count - chunk - 1)] if n > begins[-1]]
+        begins.append(min(left, key=lambda n: abs(n - layers * chunk / count)))
+    chunks = [end - begin for begin, end in zip(begins, [*begins[1:], layers], strict=True)]
+    text = "E" + "|".join(map(_layers, chunks)) + "m" * mtp + "L"
+    per_stage = tuple(sum(chunks[stage::pp]) for stage in range(pp))
     return StageSplit(per_stage, layout=text, virtual=virtual)
 
 

@@ -1,0 +1,117 @@
+"""Recipes of GLM-5: where the operator starts them, and the layers with which their stages begin."""
+
+from typing import Any
+
+import pytest
+from megatron_contract.bridge_run import BridgeRun
+from megatron_operator import catalog, manifests
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.planner import PlannedRun, admit
+from megatron_operator.planner.search.pipeline_split import parse_layout
+
+KERNELS = "flash-mla"
+PLATFORM: dict[str, Any] = {
+    "bridgeImage": "bridge",
+    "accelerators": {
+        "h100-sxm": {},
+        "kernels": {"hardware": "h100-sxm", "imageHas": [KERNELS]},
+        "kernels-and-dispatchers": {"hardware": "h100-sxm", "imageHas": [KERNELS, "deepep", "hybridep"]},
+        "cpu": {"platform": "cpu"},
+    },
+}
+INIT: dict[str, Any] = {"modelFolder": "/data/model"}
+WEIGHTS: dict[str, Any] = {"from": {"megatron": {"path": "/data/weights"}}}
+MOCK: dict[str, Any] = {"mockData": True, "volume": {"claimName": "models"}}
+GPUS = 416
+"""H100s of a published layout of glm5.2."""
+EP: dict[str, Any] = {"pipelineModelParallelSize": 1, "expertModelParallelSize": 2}
+PP1: dict[str, Any] = {"pipelineModelParallelSize": 1, "expertModelParallelSize": 1}
+EP1: dict[str, Any] = {"expertModelParallelSize": 1}
+SELECTING = {0, 1, 2, *range(6, 78, 4)}
+"""Layers of GLM-5.2 that have an indexer, counted from 0: `index_topk_freq` 4, `index_skip_topk_offset` 3."""
+
+
+def planned(recipe: str, accelerator: str, count: int, **spec: Any) -> PlannedRun:
+    init = INIT | (WEIGHTS if catalog.load().get(recipe).fine_tunes else {})
+    asked = {
+        "recipe": recipe,
+        "accelerator": {"type": accelerator, "count": count},
+        "data": MOCK,
+        "init": init,
+    }
+    config = PlatformConfig.model_validate(PLATFORM)
+    return admit("run", MegatronRecipeSpec.model_validate(asked | spec), config, catalog.load())
+
+
+def refusal(recipe: str, accelerator: str, count: int, **spec: Any) -> str:
+    with pytest.raises(InvalidRecipeError) as refused:
+        manifests.build(planned(recipe, accelerator, count, **spec), "")
+    (error,) = refused.value.errors
+    return f"{error.field}: {error.message}; {error.fix}"
+
+
+@pytest.mark.parametrize("accelerator", ["kernels", "kernels-and-dispatchers"])
+def test_sparse_attention_is_pretrained_where_the_image_has_the_kernels(accelerator: str) -> None:
+    run = planned("glm5.2", accelerator, GPUS)
+    assert manifests.build(run, "").job["kind"] == "PyTorchJob"
+    assert BridgeRun.from_arguments(run.arguments).overrides["checkpoint.save"] == "/checkpoints/run"
+
+
+def test_sparse_attention_is_pretrained_on_cpus() -> None:
+    run = planned("glm5.2", "cpu", 2, parallelism=EP)
+    assert manifests.build(run, "").job["kind"] == "PyTorchJob"
+    assert run.plan.expert_model_parallel_size == 2
+
+
+def test_it_is_refused_on_other_gpus_with_the_package_to_add() -> None:
+    refused = refusal("glm5.2", "h100-sxm", GPUS)
+    assert refused.startswith("spec.recipe: ")
+    assert f"on GPUs the trainer's image lacks kernels that it needs: {KERNELS};" in refused
+    assert f"add {KERNELS} to imageHas of profile h100-sxm" in refused
+
+
+def test_heads_are_not_split_on_a_cpu_which_has_no_sequence_parallelism() -> None:
+    """`AbsorbedMLASelfAttention` asserts it at TP above 1."""
+    refused = refusal("glm5.2", "cpu", 2, parallelism={**PP1, "tensorModelParallelSize": 2})
+    assert refused.startswith("spec.parallelism.tensorModelParallelSize: ")
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8, 16])
+def test_stages_of_shared_selections_begin_with_layers_that_have_an_indexer(pp: int) -> None:
+    run = planned("glm5.2", "cpu", 16, parallelism={"pipelineModelParallelSize": pp, **EP1})
+    layout = BridgeRun.from_arguments(run.arguments).overrides["model.pipeline_model_parallel_layout"]
+    counts = [chunk.count("t") for chunk in parse_layout(str(layout))]
+    begins = {sum(counts[:stage]) for stage in range(pp)}
+    assert len(begins) == pp
+    assert begins <= SELECTING
+
+
+@pytest.mark.parametrize(
+    ("sizes", "field", "layer"),
+    [
+        ({"decoderFirstPipelineNumLayers": 39}, "pipelineModelParallelSize", 40),
+        ({"pipelineModelParallelLayout": "Et*40|t*38mL"}, "pipelineModelParallelLayout", 41),
+    ],
+)
+def test_stages_that_begin_with_another_layer_are_refused(
+    sizes: dict[str, Any], field: str, layer: int
+) -> None:
+    refused = refusal("glm5.2", "cpu", 16, parallelism={"pipelineModelParallelSize": 2, **EP1, **sizes})
+    assert refused.startswith(f"spec.parallelism.{field}: a stage begins with layer {layer}, which attends")
+    assert "begin stages with layers 1, 2, 3, 7, 11, " in refused
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("glm5.2-lora", "no small model of this architecture was trained with adapters"),
+        ("glm5.2-sft", "its functions split samples over ranks"),
+        ("glm5.1-sft", "its functions measure throughput"),
+    ],
+)
+def test_fine_tuning_is_not_started_even_with_the_kernels(recipe: str, reason: str) -> None:
+    published = catalog.load().get(recipe).layouts[0]
+    refused = refusal(recipe, "kernels", published.count)
+    assert f" and not started: {reason};" in refused
