@@ -38,6 +38,8 @@ def is_undisturbed(status: StatusBuilder, snapshot: RunSnapshot) -> bool:
         return status.phase == Phase.PENDING and not snapshot.pods
     if snapshot.job_phase is not JobPhase.ACTIVE or status.phase == Phase.PENDING:
         return False
+    if status.recovery.waiting_since is not None and not snapshot.has_templates:
+        return False  # Where there is room is a question of the templates.
     if snapshot.gang_hash is None or snapshot.gang_hash != status.recovery.gang or snapshot.deleting_pods:
         return False
     if status.phase == Phase.TRAINING:

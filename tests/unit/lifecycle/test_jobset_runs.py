@@ -4,6 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.actions import DeleteJob, DeletePods, ReplacePods
 from megatron_operator.lifecycle.job_status import adopt_job
@@ -12,6 +15,7 @@ from megatron_operator.lifecycle.recovery import apply_decision, unfinished_acti
 from megatron_operator.lifecycle.recovery_policy import Avoid, Wait
 from megatron_operator.lifecycle.snapshot import newest_by_place
 from megatron_operator.lifecycle.status_update import update_status
+from megatron_operator.lifecycle.undisturbed import is_undisturbed
 
 LATER = "2027-01-15T08:00:30Z"
 
@@ -103,6 +107,20 @@ def test_a_run_that_trains_is_judged_without_the_templates_that_its_runtime_has(
     assert unfinished_actions(on_jobset.status(), snapshot) is None
     assert snapshot.image_to_pin is None
     assert (snapshot.size, snapshot.per_node) == (2, 2)
+
+
+def test_a_run_that_waits_for_nodes_is_read_where_its_templates_are_not_cached(on_jobset: Any) -> None:
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "run", "uid": "u"}
+    on_jobset.job["metadata"] |= {"labels": {LABEL_RECIPE: "run"}, "ownerReferences": [owner]}
+    for each in on_jobset.pods:
+        each["status"] = {"phase": "Pending"}
+    status, snapshot = on_jobset.status(), replace(on_jobset.snapshot(), cached=True)
+    status.set(phase=Phase.STARTING)
+    status.set_condition(Condition.PLANNED, True, Reason.PLANNED)
+    status.set_recovery(gang=snapshot.gang_hash)
+    assert is_undisturbed(status, snapshot)
+    status.set_recovery(waiting_since=timestamp(status.now))
+    assert is_undisturbed(status, snapshot) == (on_jobset.job["kind"] == "JobSet")
 
 
 @pytest.mark.parametrize("code", [128, 137, 138, 143, None])
