@@ -1,29 +1,16 @@
 """Recipes of GLM-5: where the operator starts them, and the layers with which their stages begin."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from megatron_contract.bridge_run import BridgeRun
 from megatron_operator import catalog, manifests
-from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.planner import PlannedRun, admit
 from megatron_operator.planner.search.pipeline_split import parse_layout
 
+from tests.unit.planner import kernel_recipes
+
 KERNELS = "flash-mla"
-PLATFORM: dict[str, Any] = {
-    "bridgeImage": "bridge",
-    "accelerators": {
-        "h100-sxm": {},
-        "kernels": {"hardware": "h100-sxm", "imageHas": [KERNELS]},
-        "kernels-and-dispatchers": {"hardware": "h100-sxm", "imageHas": [KERNELS, "deepep", "hybridep"]},
-        "cpu": {"platform": "cpu"},
-    },
-}
-INIT: dict[str, Any] = {"modelFolder": "/data/model"}
-WEIGHTS: dict[str, Any] = {"from": {"megatron": {"path": "/data/weights"}}}
-MOCK: dict[str, Any] = {"mockData": True, "volume": {"claimName": "models"}}
 GPUS = 416
 """H100s of a published layout of glm5.2."""
 EP: dict[str, Any] = {"pipelineModelParallelSize": 1, "expertModelParallelSize": 2}
@@ -33,23 +20,8 @@ SELECTING = {0, 1, 2, *range(6, 78, 4)}
 """Layers of GLM-5.2 that have an indexer, counted from 0: `index_topk_freq` 4, `index_skip_topk_offset` 3."""
 
 
-def planned(recipe: str, accelerator: str, count: int, **spec: Any) -> PlannedRun:
-    init = INIT | (WEIGHTS if catalog.load().get(recipe).fine_tunes else {})
-    asked = {
-        "recipe": recipe,
-        "accelerator": {"type": accelerator, "count": count},
-        "data": MOCK,
-        "init": init,
-    }
-    config = PlatformConfig.model_validate(PLATFORM)
-    return admit("run", MegatronRecipeSpec.model_validate(asked | spec), config, catalog.load())
-
-
-def refusal(recipe: str, accelerator: str, count: int, **spec: Any) -> str:
-    with pytest.raises(InvalidRecipeError) as refused:
-        manifests.build(planned(recipe, accelerator, count, **spec), "")
-    (error,) = refused.value.errors
-    return f"{error.field}: {error.message}; {error.fix}"
+planned = partial(kernel_recipes.planned, kernel_recipes.platform(KERNELS))
+refusal = partial(kernel_recipes.refusal, kernel_recipes.platform(KERNELS))
 
 
 @pytest.mark.parametrize("accelerator", ["kernels", "kernels-and-dispatchers"])
@@ -91,7 +63,8 @@ def test_stages_of_shared_selections_begin_with_layers_that_have_an_indexer(pp: 
 @pytest.mark.parametrize(
     ("sizes", "field", "layer"),
     [
-        ({"decoderFirstPipelineNumLayers": 39}, "pipelineModelParallelSize", 40),
+        ({"decoderFirstPipelineNumLayers": 39}, "decoderFirstPipelineNumLayers", 40),
+        ({"decoderLastPipelineNumLayers": 38}, "decoderLastPipelineNumLayers", 41),
         ({"pipelineModelParallelLayout": "Et*40|t*38mL"}, "pipelineModelParallelLayout", 41),
     ],
 )

@@ -9,7 +9,7 @@ from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.catalog.architecture import Architecture, LayerRun
 from megatron_operator.planner.estimate import architecture_sizes
-from megatron_operator.planner.estimate.attention_kinds import Heads, Indexed
+from megatron_operator.planner.estimate.attention_kinds import Heads
 from megatron_operator.planner.estimate.layer_attention import Special, layer_attention
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
 from megatron_operator.planner.estimate.layers import (
@@ -142,24 +142,10 @@ class ModelShape:
         or layers that differ in width."""
         return any(kind.mixer == "parallel" or kind.ffn is not None for kind in self.kinds)
 
-    @property
-    def selecting_layers(self) -> tuple[int, ...]:
-        """The layers, counted from 0, that attend to no keys which an earlier one selected."""
-        return tuple(n for n, kind in enumerate(self.kinds) if not _shares(kind))
-
-    @property
-    def shares_selection(self) -> bool:
-        """Whether layers attend to the keys that the indexer of an earlier one selected."""
-        return any(map(_shares, distinct_kinds(self)))
-
     def padded_vocab(self, tp: int) -> int:
         """Entries of the vocabulary as Megatron pads it, to a multiple of `makeVocabSizeDivisibleBy` x TP."""
         multiple = self.vocab_multiple * tp
         return -(-self.vocab // multiple) * multiple
-
-
-def _shares(kind: LayerKind) -> bool:
-    return isinstance(kind.attention, Indexed) and kind.attention.shared
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds, ffn_of
+from megatron_operator.planner.estimate.shared_selection import selecting_layers, shares_selection
 from megatron_operator.planner.search.pipeline_split import StageSplit
 
 Recompute = Literal["full", "selective"]
@@ -209,20 +210,28 @@ def _check_compressed_attention(dims: ParallelDims, context: ConstraintContext, 
 def _check_shared_selection(layout: Layout, shape: ModelShape, found: Diagnostics) -> None:
     """Each chunk begins with a layer that has an indexer (`_validate_dsa_index_share_pipeline_split`)."""
     split = layout.split
-    if split is None or not shape.shares_selection:
+    if split is None or not shares_selection(shape):
         return
-    begin, starts = 0, shape.selecting_layers
+    begin, starts = 0, selecting_layers(shape)
     for count in split.chunks:
         if count and begin not in starts:
-            name = "pipelineModelParallelSize" if split.layout is None else "pipelineModelParallelLayout"
             numbers = ", ".join(str(n + 1) for n in starts)
             found.error(
-                f"{_P}{name}",
+                f"{_P}{_field_of_split(split)}",
                 f"a stage begins with layer {begin + 1}, which attends to keys of an earlier selection",
                 f"leave the split to the planner, or begin stages with layers {numbers}",
             )
             return
         begin += count
+
+
+def _field_of_split(split: StageSplit) -> str:
+    """The field that a split follows from."""
+    if split.layout is not None:
+        return "pipelineModelParallelLayout"
+    if split.first is not None:
+        return "decoderFirstPipelineNumLayers"
+    return "pipelineModelParallelSize" if split.last is None else "decoderLastPipelineNumLayers"
 
 
 def _check_sequence(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:

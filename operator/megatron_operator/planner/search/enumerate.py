@@ -9,6 +9,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds
+from megatron_operator.planner.estimate.shared_selection import selecting_layers, shares_selection
 from megatron_operator.planner.search.constraints import Layout, layout_errors, stages_error
 from megatron_operator.planner.search.pipeline_split import (
     StageSplit,
@@ -111,7 +112,7 @@ def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageS
     asked, shape = problem.asked, problem.shape
     errors = Diagnostics()
     split = requested_split(shape.layers, shape.mtp_layers, pp, asked, errors)
-    shared = shape.shares_selection and asked.pipeline_model_parallel_layout is None
+    shared = shares_selection(shape) and asked.pipeline_model_parallel_layout is None
     if not errors.errors and (split is None or (shared and not _requests_split(problem))):
         split = _automatic(shape, pp, asked.num_virtual_stages_per_pipeline_rank)
     if split is not None and (error := interleaving_error(split, pp, overlap=True)):
@@ -122,8 +123,8 @@ def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageS
 
 def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | None:
     """A split of the planner's choice, with the virtual stages that are requested."""
-    if shape.shares_selection and pp > 1:
-        starts = shape.selecting_layers
+    if shares_selection(shape) and pp > 1:
+        starts = selecting_layers(shape)
         if split := split_before(starts, shape.layers, shape.mtp_layers, pp, virtual):
             return split
     split = automatic_split(shape.layers, pp)
@@ -153,7 +154,7 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         return []
     if not problem.refine or problem.on_cpu or any(m % pp for m in micro_batches):
         return []
-    if problem.shape.shares_selection:
+    if shares_selection(problem.shape):
         return []  # Equal chunks would begin with layers that have no indexer.
     if problem.shape.hybrid or problem.shape.towers or problem.shape.has_special_layers:
         # They need separators in the hybrid pattern; with a vision tower nothing was trained in them, and
