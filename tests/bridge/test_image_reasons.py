@@ -1,11 +1,11 @@
 """Why vision-language models are refused: what Megatron-Bridge or transformers lacks."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 from megatron_operator.catalog import bridge_support
+
+from tests.bridge.packages import folder
 
 NO_CLASS = {
     "KimiK25ForConditionalGeneration": "kimi_k25_vl_sft_config",
@@ -15,37 +15,30 @@ NO_CLASS = {
 """Architecture -> a function that trains it."""
 
 
-def _folder(package: str) -> Path:
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0])
-
-
 @pytest.mark.parametrize(("architecture", "function"), NO_CLASS.items())
 def test_a_model_refused_for_code_in_its_folder_has_no_class_in_transformers(
     architecture: str, function: str
 ) -> None:
-    models = _folder("transformers") / "models"
+    models = folder("transformers") / "models"
     assert bridge_support.architecture(function) == architecture
     assert bridge_support.obstacle(function, "sft").endswith("code in the model's folder, which is not run")
     assert not [file for file in models.glob("*/*.py") if f"class {architecture}(" in file.read_text()]
 
 
-def test_bridge_takes_the_vision_tower_of_kimi_from_the_models_folder() -> None:
-    model = _folder("megatron.bridge") / "models" / "kimi_vl" / "modeling_kimi_k25_vl.py"
+def test_bridge_takes_the_vision_tower_of_kimi_from_the_modelsfolder() -> None:
+    model = folder("megatron.bridge") / "models" / "kimi_vl" / "modeling_kimi_k25_vl.py"
     assert "vision components require loading custom HuggingFace model code" in model.read_text()
 
 
 def test_bridge_has_no_collator_for_the_processor_of_exaone() -> None:
-    registry = (_folder("megatron.bridge") / "data" / "collators" / "registry.py").read_text()
+    registry = (folder("megatron.bridge") / "data" / "collators" / "registry.py").read_text()
     assert '"Gemma3Processor"' in registry
     assert "Exaone" not in registry
     assert "no function that makes batches" in bridge_support.obstacle("exaone45_vl_33b_sft_config", "sft")
 
 
 def test_the_function_of_step_reads_flickr8k() -> None:
-    recipe = _folder("megatron.bridge") / "recipes" / "stepfun" / "h100" / "step37.py"
+    recipe = folder("megatron.bridge") / "recipes" / "stepfun" / "h100" / "step37.py"
     assert "cfg.dataset = Step37Flickr8kSFTDataProvider(" in recipe.read_text()
     assert "Flickr8k" in bridge_support.obstacle("step37_sft_64gpu_h100_bf16_flickr8k_config", "sft")
 
@@ -54,7 +47,7 @@ def test_the_function_of_step_reads_flickr8k() -> None:
 def test_the_functions_that_pretrain_a_qwen_with_a_tower_train_its_projector_on_random_images(
     family: str,
 ) -> None:
-    text = (_folder("megatron.bridge") / "recipes" / "qwen_vl" / "h100" / f"{family}.py").read_text()
+    text = (folder("megatron.bridge") / "recipes" / "qwen_vl" / "h100" / f"{family}.py").read_text()
     functions = dict(re.findall(r"^def (\w+_pretrain_\w+)\(.*?$(.*?)^    return cfg$", text, re.M | re.S))
 
     assert functions

@@ -1,24 +1,16 @@
 """Why Step 3.5 is refused: what Megatron Core lacks of the layers that config.json describes."""
 
-import importlib.util
-from pathlib import Path
-
 from megatron_operator.catalog import bridge_support
+
+from tests.bridge.packages import folder
 
 SETTINGS = ("head_wise_attn_gate", "rotary_base_per_layer")
 """What Bridge sets of config.json for the layers of Megatron Core."""
 
 
-def _folder(package: str) -> Path:
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0])
-
-
 def test_megatron_core_reads_neither_gates_of_heads_nor_rotary_embeddings_of_layers() -> None:
-    provider = _folder("megatron.bridge") / "models" / "stepfun" / "step35_provider.py"
-    core = [path.read_text() for path in _folder("megatron.core").rglob("*.py")]
+    provider = folder("megatron.bridge") / "models" / "stepfun" / "step35_provider.py"
+    core = [path.read_text() for path in folder("megatron.core").rglob("*.py")]
     function = "step35_196b_a11b_pretrain_512gpu_h100_bf16_config"
 
     assert [name for name in SETTINGS if name not in provider.read_text()] == []
