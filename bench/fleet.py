@@ -26,7 +26,16 @@ from bench.fleet_report import PAGE, Measured, page, table
 from bench.fleet_trainer import SAVE_STEPS, SHRINK_AFTER, Trainer
 from bench.fleet_world import FleetPods, Trace, World
 from bench.interruptions import PER_POD
-from bench.scale_cluster import NAMESPACE, PLATFORM, Bench, control_plane, recipe, volume, wait_for
+from bench.scale_cluster import (
+    NAMESPACE,
+    PLATFORM,
+    Bench,
+    control_plane,
+    heartbeats,
+    recipe,
+    volume,
+    wait_for,
+)
 from bench.scale_processes import usage
 from testkit.api_server import Api, Object
 from testkit.errors import ApiError
@@ -43,9 +52,8 @@ BATCH: Final = 3840
 """Divisible by the data parallelism of every elastic size of up to 64 nodes that the bench uses."""
 GROW_AFTER: Final = 300.0
 """Seconds of `recovery.elastic.growAfter` on the fleet's clock."""
-SHORTEST_REPAIR: Final = 90.0
-"""Seconds by the clock until a node is repaired, at least: Kubernetes notices its loss after 20, and the
-operator waits for 30 more."""
+NOTICED: Final = 40.0
+"""Seconds from when Kubernetes finds a node lost to its repair, at least: the operator waits for 30."""
 ENDED: Final = ("Succeeded", "Failed")
 
 
@@ -155,7 +163,7 @@ def measure(options: Options, folder: Path) -> Measured:
         pods, port = FleetPods(), _free_port()
         trace = Trace(
             options.factor,
-            max(SHORTEST_REPAIR, options.repair_hours * 3600 / options.factor),
+            max(heartbeats(options.nodes).grace + NOTICED, options.repair_hours * 3600 / options.factor),
             options.mix,
             options.rate,
             options.seed,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from localcluster import Cluster
-from localcluster.controlplane import STANDARD_HEARTBEATS
+from localcluster.controlplane import STANDARD_HEARTBEATS, Heartbeats
 from urllib3.exceptions import HTTPError
 
 from testkit.api_server import Api, Object
@@ -28,6 +29,8 @@ NAMESPACE: Final = "bench"
 STORAGE_CLASS: Final = "bench"
 CLIENTS: Final = 16
 """Connections that create objects."""
+RENEWALS: Final = 50
+"""Leases that simulated nodes renew in a second, at most: those of 500 kubelets."""
 READS: Final = frozenset({"get", "list"})
 POLICY: Final = {
     "apiVersion": "audit.k8s.io/v1",
@@ -161,13 +164,23 @@ class Bench:
             return dict(pool.map(create, objects))
 
 
+def heartbeats(nodes: int) -> Heartbeats:
+    """Those of kubelets, or as much rarer as keeps all nodes within RENEWALS.
+
+    KWOK and the API server share the bench's cores: leases of thousands of nodes would leave none to measure.
+    """
+    interval = max(STANDARD_HEARTBEATS.lease // 4, math.ceil(nodes / RENEWALS))
+    margin = STANDARD_HEARTBEATS.grace - STANDARD_HEARTBEATS.lease
+    return Heartbeats(lease=4 * interval, grace=4 * interval + margin)
+
+
 @contextmanager
 def control_plane(nodes: int, folder: Path) -> Iterator[Bench]:
     """A fresh control plane with so many nodes of 8 simulated GPUs; it is stopped in the end.
 
     Raises ClusterError when it does not start, or when one of this checkout is running.
     """
-    cluster = Cluster("control-plane", heartbeats=STANDARD_HEARTBEATS)
+    cluster = Cluster("control-plane", heartbeats=heartbeats(nodes))
     cluster.down()
     cluster.paths.home.mkdir(parents=True, exist_ok=True)
     cluster.paths.audit_policy.write_text(json.dumps(POLICY))

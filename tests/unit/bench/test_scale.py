@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from localcluster.controlplane import STANDARD_HEARTBEATS
 
 from bench import scale
-from bench.scale_cluster import OPERATOR, AuditLog, counts
+from bench.scale_cluster import OPERATOR, RENEWALS, AuditLog, counts, heartbeats
 from bench.scale_measure import Measured, Restart, Started, Steady, Takeover, job_manifest
 from bench.scale_processes import FakePods, usage
 from bench.scale_report import BEGIN, END, PAGE, Found, Scale, page, section, table
@@ -27,6 +28,17 @@ def line(verb: str, resource: str, name: str, second: int, *, code: int = 200, u
         "responseStatus": {"code": code},
     }
     return json.dumps(event) + "\n"
+
+
+@pytest.mark.parametrize("nodes", [500, 501, 2000, 10_000])
+def test_simulated_nodes_renew_a_bounded_number_of_leases_a_second(nodes: int) -> None:
+    found = heartbeats(nodes)
+    assert nodes / (found.lease / 4) <= RENEWALS
+    assert found.grace > found.lease  # A node is not lost before its lease is.
+
+
+def test_few_simulated_nodes_have_the_heartbeats_of_kubelets() -> None:
+    assert heartbeats(100) == STANDARD_HEARTBEATS
 
 
 def test_requests_are_counted_by_verb_and_resource_without_watches_and_other_users(tmp_path: Path) -> None:
