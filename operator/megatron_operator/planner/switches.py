@@ -108,7 +108,9 @@ def _available(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, 
     run, dims, experts = w.execution, w.dims, bool(resolved.model.num_experts)
     full = w.recompute.granularity == "full"
     yield from _of_memory(resolved, w)
-    if w.sequence_parallel and not run.tensor_overlap:
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    linked = accelerator is None or accelerator.overlaps_tensor_parallel(dims.tp)
+    if w.sequence_parallel and not run.tensor_overlap and linked:
         hidden = replace(w, execution=replace(run, tensor_overlap=True))
         yield Switch({"parallelism.tpCommOverlap": True}), hidden if dims.tp > 1 else None
     if experts and not run.expert_overlap:

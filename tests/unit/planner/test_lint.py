@@ -107,6 +107,26 @@ def test_experts_in_one_nvlink_domain_do_not_use_the_network(resolve: Any) -> No
     assert "EP 128 spans NVLink domains of 72: tokens reach their experts over the network" in notes_with(128)
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "tp", "cause"),
+    [("l40s", 8, "TP is 8, l40s has no NVLink"), ("h100-pcie", 4, "TP is 4, h100-pcie has domains of 2")],
+)
+def test_tensor_overlap_without_nvlink_between_the_ranks_causes_a_warning(
+    resolve: Any, accelerator: str, tp: int, cause: str
+) -> None:
+    layout = {"tensorModelParallelSize": tp, "tpCommOverlap": True}
+    found = notes(resolve("llama3-8b", 16, accelerator, parallelism=layout))
+    assert f"tpCommOverlap needs TP groups within an NVLink domain: {cause}" in found
+    assert "tpCommOverlap" not in notes(resolve("llama3-8b", 16, "h100-sxm", parallelism=layout))
+
+
+def test_more_accelerators_than_a_node_has_cause_a_warning(resolve: Any) -> None:
+    warning = "pods of 16 find no node: by perNode of the platform's profile h100-sxm, a node has 8"
+    assert warning in notes(resolve("llama3-8b", 16, per_node=16))
+    assert "find no node" not in notes(resolve("llama3-8b", 16, per_node=8))
+    assert "find no node" not in notes(resolve("tiny-gpt", 4, "cpu", per_node=4))
+
+
 def test_a_long_bubble_causes_a_warning(resolve: Any) -> None:
     sizes = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 8, "contextParallelSize": 1}
     found = notes(resolve("llama3-8b", 64, training={"globalBatchSize": 9}, parallelism=sizes))

@@ -21,6 +21,20 @@ def test_tensor_overlap_is_proposed_where_tensor_parallel_communication_takes_lo
     assert {OVERLAP: True} in proposed(resolve("llama3-70b", 64))
 
 
+@pytest.mark.parametrize(("accelerator", "tp"), [("l40s", 8), ("rtx-pro-6000", 8), ("h100-pcie", 4)])
+def test_tensor_overlap_is_not_proposed_without_nvlink_between_the_ranks(
+    resolve: Any, accelerator: str, tp: int
+) -> None:
+    resolved = resolve("llama3-8b", 16, accelerator, parallelism={"tensorModelParallelSize": tp})
+    assert plan(resolved).sequence_parallel
+    assert not any(OVERLAP in settings for settings in proposed(resolved))
+
+
+def test_tensor_overlap_is_proposed_for_the_two_ranks_of_an_nvlink_bridge(resolve: Any) -> None:
+    layout = {"tensorModelParallelSize": 2}
+    assert {OVERLAP: True} in proposed(resolve("llama3-8b", 16, "h100-pcie", parallelism=layout))
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_what_the_recipe_sets_is_not_proposed(resolve: Any, own: bool) -> None:
     resolved = resolve("llama3-70b", 64, parallelism={"tpCommOverlap": own})

@@ -168,7 +168,7 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(
             "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
         )
-    return notes + _across_nodes(resolved, plan)
+    return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
 
 
 def suggestions(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
@@ -198,6 +198,17 @@ def _rarely_saved(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     ]
 
 
+def _no_node(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """A warning where pods have more accelerators than a node of the profile."""
+    profile, name = resolved.profile, resolved.accelerator_type
+    if profile.resource_name is None or plan.per_node <= profile.per_node:
+        return []
+    return [
+        f"pods of {plan.per_node} find no node: by perNode of the platform's profile {name}, a node has "
+        f"{profile.per_node} ({profile.resource_name})"
+    ]
+
+
 def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """Warnings about groups that should use NVLink but span nodes."""
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
@@ -208,6 +219,12 @@ def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(
             f"TP {tp} spans {tp // pod} pods: all pods are placed in one NVLink domain ({LABEL_CLIQUE}), "
             "which needs configured IMEX channels, otherwise NCCL uses the network"
+        )
+    overlaps = plan.sequence_parallel and resolved.parallelism.tp_comm_overlap
+    if overlaps and accelerator is not None and not accelerator.overlaps_tensor_parallel(tp):
+        links = f"has domains of {accelerator.domain}" if accelerator.nvlink else "has no NVLink"
+        notes.append(
+            f"tpCommOverlap needs TP groups within an NVLink domain: TP is {tp}, {accelerator.name} {links}"
         )
     span = ep * plan.expert_tensor_parallel_size if resolved.model.num_experts else 1
     if span > domain:

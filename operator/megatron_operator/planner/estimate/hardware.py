@@ -32,6 +32,8 @@ class Accelerator:
     """To and from its own memory."""
     link_bandwidth: float
     """To other accelerators of its NVLink (or PCIe) domain."""
+    nvlink: bool
+    """Whether the link is NVLink."""
     domain: int
     """Accelerators that the link connects: those of a node, or more (NVL72)."""
     across_nodes: bool
@@ -39,6 +41,13 @@ class Accelerator:
     network_bandwidth: float
     """To other domains; assumed as in the vendor's reference system."""
     source: str
+
+    def overlaps_tensor_parallel(self, tp: int) -> bool:
+        """Whether tpCommOverlap can work for TP groups of `tp` ranks.
+
+        They must be in one NVLink domain, by a maintainer of Transformer Engine (TransformerEngine#985).
+        """
+        return self.nvlink and tp <= self.domain
 
 
 def _accelerator(name: str, entry: dict[str, Any]) -> Accelerator:
@@ -51,6 +60,7 @@ def _accelerator(name: str, entry: dict[str, Any]) -> Accelerator:
         fp8=fp8 * 1e12 if fp8 else None,
         memory_bandwidth=entry["memoryGBps"] * 1e9,
         link_bandwidth=entry["linkGBps"] * 1e9,
+        nvlink=entry.get("nvlink", True),
         domain=entry["domain"],
         across_nodes=entry.get("acrossNodes", False),
         network_bandwidth=entry["networkGBps"] * 1e9,
