@@ -54,6 +54,8 @@ GROW_AFTER: Final = 300.0
 """Seconds of `recovery.elastic.growAfter` on the fleet's clock."""
 NOTICED: Final = 40.0
 """Seconds from when Kubernetes finds a node lost to its repair, at least: the operator waits for 30."""
+GANG_SECONDS: Final = 60
+"""`gangScheduling.scheduleTimeoutSeconds`: on few cores the scheduler takes seconds for a gang of 64 pods."""
 ENDED: Final = ("Succeeded", "Failed")
 
 
@@ -100,7 +102,7 @@ def spec(plan: RunPlan, trainer: Trainer, factor: float) -> Object:
 def platform(scheduler: str) -> Object:
     """One pod a node, and gangs."""
     profile = PLATFORM["accelerators"]["simulated"] | {"resources": {"cpu": "40", "memory": "64Gi"}}
-    gangs = {"scheduler": scheduler, "scheduleTimeoutSeconds": 10}
+    gangs = {"scheduler": scheduler, "scheduleTimeoutSeconds": GANG_SECONDS}
     return PLATFORM | {"accelerators": {"simulated": profile}, "gangScheduling": gangs}
 
 
