@@ -147,6 +147,14 @@ class Bench:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
 
+    @property
+    def server_pid(self) -> int:
+        """The API server's process id. Raises RuntimeError when it does not run."""
+        record = self.cluster.processes.record("kube-apiserver")
+        if record is None:
+            raise RuntimeError("the API server does not run")
+        return record.pid
+
     def install(self, platform: Object = PLATFORM) -> None:
         """Install the chart, and write a kubeconfig with the operator's rights."""
         token = install_chart(self.cluster, self.api, OPERATOR_NAMESPACE, {"platform": platform}, self.folder)

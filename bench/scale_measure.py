@@ -26,7 +26,7 @@ from bench.scale_cluster import (
     volume,
     wait_for,
 )
-from bench.scale_processes import FakePods, cores, until_quiet, usage
+from bench.scale_processes import FakePods, Load, cores, until_quiet, usage
 from testkit.api_server import Object
 from testkit.fake_trainers import terminate_container
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
@@ -54,6 +54,8 @@ class Started:
     """Seconds from sending a recipe until its job existed, sorted."""
     last: float
     """Seconds from the first request until the last one existed."""
+    load: Load
+    """Of the machine until then."""
     cpu: float = 0.0
     """Seconds of processor time of the operator until then."""
     requests: Counter[str] = field(default_factory=Counter)
@@ -73,6 +75,7 @@ class Steady:
     writes: int
     cores: float
     rss: int
+    load: Load
 
 
 @dataclass(slots=True)
@@ -124,12 +127,14 @@ def training_operator_alone(bench: Bench, recipes: int) -> Started:
     """Pods of bare PyTorchJobs: seconds until both pods of each exist."""
     manifest = job_manifest()
     jobs = (manifest | {"metadata": _metadata(n)} for n in range(recipes))
+    before = Load.now(bench.server_pid)
     sent = bench.create_all(jobs)
     wait_for("all pods", lambda: len(_pods(bench)) >= 2 * recipes, LIMIT)
+    load = Load.now(bench.server_pid).since(before)
     created = _pods(bench)
     last = {name: max(created[f"{name}-{kind}-0"] for kind in ("master", "worker")) for name in sent}
     requests = bench.log.between(0.0, time.time(), TRAINING_OPERATOR)
-    return _started(sent, last, requests)
+    return _started(sent, last, requests, load)
 
 
 def _pods(bench: Bench) -> Mapping[str, float]:
@@ -167,20 +172,24 @@ def _watches(bench: Bench) -> bool:
 
 def _start_all(bench: Bench, recipes: int, pid: int) -> Started:
     time.sleep(IDLE_SECONDS)
-    before, since = usage(pid).cpu, time.time()
+    before, since, load = usage(pid).cpu, time.time(), Load.now(bench.server_pid)
     sent = bench.create_all(recipe(f"run-{n}") for n in range(recipes))
     wait_for("all jobs", lambda: len(bench.log.created("pytorchjobs")) >= recipes, LIMIT)
-    cpu = usage(pid).cpu - before
+    cpu, load = usage(pid).cpu - before, Load.now(bench.server_pid).since(load)
     created = bench.log.created("pytorchjobs")
-    return _started(sent, created, bench.log.between(since, max(created.values())), cpu)
+    return _started(sent, created, bench.log.between(since, max(created.values())), load, cpu)
 
 
 def _started(
-    sent: Mapping[str, float], created: Mapping[str, float], requests: list[Request], cpu: float = 0.0
+    sent: Mapping[str, float],
+    created: Mapping[str, float],
+    requests: list[Request],
+    load: Load,
+    cpu: float = 0.0,
 ) -> Started:
     latencies = sorted(created[name] - moment for name, moment in sent.items())
     last = max(created[name] for name in sent) - min(sent.values())
-    return Started(latencies, last, cpu, counts(requests))
+    return Started(latencies, last, load, cpu, counts(requests))
 
 
 def this_operator(bench: Bench, recipes: int, seconds: float) -> Measured:
@@ -215,11 +224,12 @@ def _training(bench: Bench) -> int:
 
 def _steady(bench: Bench, pid: int, seconds: float) -> Steady:
     time.sleep(WRITE_INTERVAL)
-    since, used = time.time(), cores(pid, seconds)
-    until = time.time()
+    since, before = time.time(), Load.now(bench.server_pid)
+    used = cores(pid, seconds)
+    until, load = time.time(), Load.now(bench.server_pid).since(before)
     requests = bench.log.between(since, until)
     reads, writes = sum(each.read for each in requests), sum(each.write for each in requests)
-    return Steady(until - since, counts(requests), reads, writes, used, usage(pid).rss)
+    return Steady(until - since, counts(requests), reads, writes, used, usage(pid).rss, load)
 
 
 def _fault(bench: Bench, pods: FakePods, name: str) -> float:

@@ -38,6 +38,25 @@ def usage(pid: int) -> Usage:
     return Usage(cpu, rss)
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What everything on the machine has used, in seconds of processor time since some moment."""
+
+    server: float
+    """The API server."""
+    all: float
+
+    @classmethod
+    def now(cls, server: int) -> "Load":
+        """Since the start, with the API server's process id."""
+        user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+        return cls(usage(server).cpu, (user + nice + system + irq + softirq) / TICKS)
+
+    def since(self, before: "Load") -> "Load":
+        """What has been used since `before`."""
+        return Load(self.server - before.server, self.all - before.all)
+
+
 def cores(pid: int, seconds: float) -> float:
     """Cores that a process uses over the next seconds."""
     before, began = usage(pid).cpu, time.monotonic()

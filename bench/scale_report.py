@@ -41,10 +41,14 @@ def table(scale: Scale, found: Found) -> list[str]:
     if found.training_operator is not None:
         each = found.training_operator
         rows.append(_row("training-operator alone: job to pods, p50 / p99 / last", _latencies(each)))
+        rows.append(
+            _row("training-operator alone: CPU of the API server, and of all, until then", _load(each))
+        )
     if found.kopf is not None:
         each = found.kopf
         rows.append(_row("bare kopf operator: recipe to job, p50 / p99 / last", _latencies(each)))
         rows.append(_row("bare kopf operator: CPU until then", f"{each.cpu:.1f} s"))
+        rows.append(_row("bare kopf operator: CPU of the API server, and of all, until then", _load(each)))
         rows.append(_row("bare kopf operator: requests per recipe", _requests(each.requests, scale.recipes)))
     if found.operator is not None:
         rows += [_row(*row) for row in _operator(scale, found.operator)]
@@ -55,6 +59,7 @@ def _operator(scale: Scale, found: Measured) -> Iterator[tuple[str, str]]:
     started, steady, restart = found.started, found.steady, found.restart
     yield "this operator: recipe to job, p50 / p99 / last", _latencies(started)
     yield "CPU until then", f"{started.cpu:.1f} s"
+    yield "CPU of the API server, and of all, until then", _load(started)
     yield "requests per recipe until then", _requests(started.requests, scale.recipes)
     yield "all report Training, after the last job", f"{found.training:.0f} s"
     yield "memory without recipes", f"{found.idle_rss / MIB:.0f} MiB"
@@ -62,6 +67,8 @@ def _operator(scale: Scale, found: Measured) -> Iterator[tuple[str, str]]:
     yield f"all train, {steady.seconds:.0f} s: reads / writes a second", per_second
     yield "all train: requests a second", _requests(steady.requests, steady.seconds)
     yield "all train: CPU, memory", f"{steady.cores:.2f} cores, {steady.rss / MIB:.0f} MiB"
+    server, everything = steady.load.server / steady.seconds, steady.load.all / steady.seconds
+    yield "all train: CPU of the API server, and of all", f"{server:.2f}, {everything:.2f} cores"
     faults = f"{median(found.faults):.1f} / {max(found.faults):.1f} s of {len(found.faults)}"
     yield "a pod fails: until its status reports it, median / longest", faults
     quiet = (
@@ -79,6 +86,10 @@ def _row(name: str, value: str) -> str:
 
 def _latencies(started: Started) -> str:
     return f"{started.percentile(0.5):.1f} / {started.percentile(0.99):.1f} / {started.last:.1f} s"
+
+
+def _load(started: Started) -> str:
+    return f"{started.load.server:.0f}, {started.load.all:.0f} s"
 
 
 def _requests(requests: Counter[str], per: float) -> str:

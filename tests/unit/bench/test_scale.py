@@ -1,6 +1,7 @@
 """The figures of `make bench-scale`: what is counted, and the table."""
 
 import json
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,7 @@ from localcluster.controlplane import STANDARD_HEARTBEATS
 from bench import scale
 from bench.scale_cluster import OPERATOR, RENEWALS, AuditLog, counts, heartbeats
 from bench.scale_measure import Measured, Restart, Started, Steady, Takeover, job_manifest
-from bench.scale_processes import FakePods, usage
+from bench.scale_processes import FakePods, Load, usage
 from bench.scale_report import BEGIN, END, PAGE, Found, Scale, page, section, table
 
 LATENCIES = [float(n) for n in range(1, 101)]
@@ -102,9 +103,18 @@ def test_the_usage_of_a_process_includes_this_one() -> None:
     assert found.rss > 0
 
 
+def test_the_load_of_the_machine_has_that_of_each_process() -> None:
+    before = Load.now(os.getpid())
+    while (used := Load.now(os.getpid()).since(before)).server < 0.05:
+        sum(range(10_000))
+    assert used.all >= used.server - 0.02  # Both are counted in ticks of 10 ms.
+
+
 def found() -> Found:
-    started = Started(LATENCIES, 120.0, 5.0, Counter({"create pytorchjobs": 100, "get configmaps": 1}))
-    steady = Steady(10.0, Counter({"patch megatronrecipes/status": 330}), 0, 330, 0.125, 200 * 2**20)
+    requests = Counter({"create pytorchjobs": 100, "get configmaps": 1})
+    started = Started(LATENCIES, 120.0, Load(70.0, 190.0), 5.0, requests)
+    writes = Counter({"patch megatronrecipes/status": 330})
+    steady = Steady(10.0, writes, 0, 330, 0.125, 200 * 2**20, Load(6.0, 15.0))
     restart = Restart(None, 5, 0, 200 * 2**20)
     measured = Measured(started, 30.0, 70 * 2**20, steady, [1.0, 2.0, 9.0], restart, Takeover(11.5, 0))
     return Found(started, started, measured)
@@ -115,6 +125,8 @@ def test_the_table_has_percentiles_rates_and_requests_per_recipe() -> None:
     assert "51.0 / 100.0 / 120.0 s" in text
     assert "create pytorchjobs 1.00, get configmaps 0.01" in text
     assert "reads / writes a second | 0.0 / 33.0 |" in text
+    assert "CPU of the API server, and of all, until then | 70, 190 s |" in text
+    assert "all train: CPU of the API server, and of all | 0.60, 1.50 cores |" in text
     assert "2.0 / 9.0 s of 3" in text
     assert "not within 120 s" in text
 
