@@ -19,6 +19,11 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]}...{text[-1]}"
 
 
+def described(error: BaseException) -> str:
+    """The message of an error; its class where it has none, as a time-out."""
+    return str(error) or type(error).__name__
+
+
 def field_path(at: str, part: int | str) -> str:
     """The path of a field or list index below `at`; a key that is no plain word is quoted and shortened."""
     if isinstance(part, int):

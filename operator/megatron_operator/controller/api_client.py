@@ -334,6 +334,8 @@ class ApiClient:
                 code = str(response.status)
                 self.clock.synchronize(response.headers.get("Date"))
                 content = await response.read()  # type: ignore[no-untyped-call]
+        except TimeoutError as error:
+            raise TimeoutError(f"{method} {path}: no answer in time") from error
         finally:
             API_REQUESTS.labels(method, plural, code).inc()
         if response.status < 400:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from megatron_operator.api.errors import described
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.controller.api_client import EXPECTED_ERRORS, RECIPES, ApiClient, ApiError
 from megatron_operator.controller.metrics import STALE_OBJECTS
@@ -76,7 +77,7 @@ class CacheCheck:
                 while any(each.behind() for each in lists):
                     await asyncio.sleep(POLL)
         except EXPECTED_ERRORS as error:
-            log.warning("the caches are not complete yet: %s", error or repr(error))
+            log.warning("the caches are not complete yet: %s", described(error))
 
     async def run(self) -> None:
         """Check for as long as the operator acts."""
@@ -86,7 +87,7 @@ class CacheCheck:
                 try:
                     await self.check(cache)
                 except Exception as error:
-                    log.warning("cannot check the cache: %s", error or repr(error))
+                    log.warning("cannot check the cache: %s", described(error))
 
     async def check(self, cache: ObjectCache, grace: float = GRACE) -> None:
         """Drop what is still behind a list `grace` seconds after it, and reconcile its recipes."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
-from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.errors import InvalidRecipeError, described
 from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
@@ -105,7 +105,7 @@ class Cordoner:
             try:
                 await self.uncordon_healed(self._api.clock.now())
             except Exception as error:
-                log.warning("cannot check the cordoned nodes: %s", error or repr(error))
+                log.warning("cannot check the cordoned nodes: %s", described(error))
 
 
 def _add_not_cordoned(status: StatusBuilder, node: str, why: str) -> None:

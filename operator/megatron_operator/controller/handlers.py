@@ -9,6 +9,7 @@ from typing import Any, Final
 import kopf
 
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.errors import described
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, PLURAL
 from megatron_operator.controller.api_client import PAGE, RECIPES, ApiClient
 from megatron_operator.controller.cache_check import CacheCheck
@@ -178,7 +179,7 @@ class Operator:
                     await self._add_waiting()
                     seen = self.config.revision
             except Exception as error:
-                log.warning("cannot read platform and catalog: %s", error or repr(error))
+                log.warning("cannot read platform and catalog: %s", described(error))
 
     async def _add_waiting(self) -> None:
         for namespace in self.settings.watch_namespaces or (None,):

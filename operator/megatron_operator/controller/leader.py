@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from megatron_operator.api.errors import OperatorError
+from megatron_operator.api.errors import OperatorError, described
 from megatron_operator.api.times import micro_timestamp
 from megatron_operator.controller.api_client import LEASES, ApiError, Resource
 from megatron_operator.controller.fence import Fence, monotonic
@@ -82,7 +82,7 @@ class LeaderElector:
                 async with asyncio.timeout(self._request_timeout):
                     wait = await self._try_acquire()
             except Exception as error:
-                log.warning("leader election: %s", error or repr(error))
+                log.warning("leader election: %s", described(error))
                 wait = self._times.retry_period
             if wait is None:
                 log.info("%s is the leader, term %s", self.identity, self.term)
@@ -102,7 +102,7 @@ class LeaderElector:
                 self._fence.close()
                 return error
             except Exception as error:
-                log.warning("lease not renewed, %.1f s left: %s", self._fence.remaining, error or repr(error))
+                log.warning("lease not renewed, %.1f s left: %s", self._fence.remaining, described(error))
 
     async def release(self) -> None:
         """Give the Lease up, so that another candidate need not wait for its expiry; errors are logged."""
@@ -116,7 +116,7 @@ class LeaderElector:
                 await self._write(changes)
             log.info("lease released")
         except Exception as error:
-            log.warning("lease not released, it expires: %s", error or repr(error))
+            log.warning("lease not released, it expires: %s", described(error))
 
     @property
     def _request_timeout(self) -> float:

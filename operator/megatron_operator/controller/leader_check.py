@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from megatron_operator.api.errors import OperatorError
+from megatron_operator.api.errors import OperatorError, described
 from megatron_operator.controller.api_client import EXPECTED_ERRORS, LEASES, RECIPES, ApiClient
 
 LIMIT: Final = 60.0
@@ -76,7 +76,7 @@ def main(namespace: str, lease: str, recipes_of: str | None) -> None:
     try:
         holder = asyncio.run(_run(namespace, lease, recipes_of))
     except (NoLeaderError, *EXPECTED_ERRORS) as error:
-        click.echo(f"error: {error or repr(error)}", err=True)
+        click.echo(f"error: {described(error)}", err=True)
         sys.exit(1)
     click.echo(f"{holder} leads, and recipes can be read")
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
+from megatron_operator.api.errors import described
 from megatron_operator.api.labels import LABEL_CORDONED_AT, LABEL_NODE_CHECK
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.controller.api_client import BATCH_JOBS, NODES, PODS, ApiClient
@@ -101,4 +102,4 @@ class NodeChecker:
             try:
                 await self.step(self._api.clock.now())
             except Exception as error:
-                log.warning("cannot check cordoned nodes: %s", error or repr(error))
+                log.warning("cannot check cordoned nodes: %s", described(error))

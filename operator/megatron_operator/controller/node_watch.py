@@ -13,6 +13,7 @@ from typing import Final
 
 import aiohttp
 
+from megatron_operator.api.errors import described
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.lifecycle.maintenance import maintenance_sign
@@ -88,7 +89,7 @@ class NodeWatch:
                 pause = PAUSE
             except (OSError, aiohttp.ClientError) as error:
                 # The next request continues from the last version.
-                log.info("the watch of nodes has ended: %s", error or repr(error))
+                log.info("the watch of nodes has ended: %s", described(error))
             except ApiError as error:
                 if error.status == GONE:
                     self._version = ""
@@ -97,7 +98,7 @@ class NodeWatch:
                     pause = min(2 * pause, LONGEST_PAUSE)
             except Exception as error:  # An event of another form; what it changed is in the next list.
                 self._version = ""
-                log.warning("cannot watch nodes: %s", error or repr(error))
+                log.warning("cannot watch nodes: %s", described(error))
                 pause = min(2 * pause, LONGEST_PAUSE)
             await asyncio.sleep(pause)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError
+from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError, described
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.plan_workers import PlanWorkers
@@ -68,7 +68,7 @@ class Planning:
         try:
             await self._worker.call(bool, config=await self._config.read())
         except (InvalidRecipeError, *EXPECTED_ERRORS) as error:
-            log.info("the planning process is started when it is needed: %s", error or repr(error))
+            log.info("the planning process is started when it is needed: %s", described(error))
 
     async def desired(self, status: StatusBuilder) -> DesiredState | None:
         """What should exist for the recipe; None while it is planned, until `ready` is called.

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.errors import InvalidRecipeError, described
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import NetworkPolicies
 from megatron_operator.controller.api_client import NETWORK_POLICIES, RECIPES, ApiClient, ApiError
@@ -105,7 +105,7 @@ class PolicyReconciler:
             try:
                 await self.keep()
             except Exception as error:
-                log.warning("cannot hold NetworkPolicies to the platform: %s", error or repr(error))
+                log.warning("cannot hold NetworkPolicies to the platform: %s", described(error))
             await asyncio.sleep(INTERVAL)
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from megatron_operator.api.errors import described
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -125,5 +126,5 @@ class WorkQueue:
             delay = min(delay, within)
         # Conflicts and lost connections are normal; only an unexpected error gets a traceback.
         expected = isinstance(error, EXPECTED_ERRORS)
-        log.warning("%s: %s; retry in %.1f s", key, error or repr(error), delay, exc_info=not expected)
+        log.warning("%s: %s; retry in %.1f s", key, described(error), delay, exc_info=not expected)
         self.add(key, delay)

@@ -1,9 +1,11 @@
 """Requests to the API server are counted by resource and status code."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from kubernetes.aio import client
+from megatron_operator.controller import api_client
 from megatron_operator.controller.api_client import NODES, PODS, RECIPES, ApiClient, ApiError
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from prometheus_client import REGISTRY
@@ -48,3 +50,14 @@ async def test_a_request_that_the_fence_refuses_has_no_code(api: ApiClient) -> N
     with pytest.raises(NotLeaderError):
         await api.create(PODS, {"metadata": {"namespace": "research", "name": "a"}})
     assert count("POST", "pods", "none") == before + 1
+
+
+async def test_a_request_without_an_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    host, port = silent.sockets[0].getsockname()
+    connection = ApiClient(client.ApiClient(client.Configuration(host=f"http://{host}:{port}")))
+    monkeypatch.setattr(api_client, "TIMEOUT", 0.01)
+    with pytest.raises(TimeoutError, match="GET /api/v1/namespaces/research/pods/a: no answer in time"):
+        await connection.get(PODS, "research", "a")
+    await connection.close()
+    silent.close()

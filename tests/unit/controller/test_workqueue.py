@@ -154,6 +154,21 @@ async def test_an_error_that_names_a_time_is_retried_within_it(monkeypatch: pyte
     assert set(delays) == {0.25}
 
 
+async def test_the_log_has_the_class_of_an_error_without_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    failed = asyncio.Event()
+
+    async def reconcile(_key: RecipeKey) -> None:
+        failed.set()
+        raise TimeoutError
+
+    queue = WorkQueue(reconcile, workers=1)
+    queue.start()
+    queue.add(A, 0)
+    await failed.wait()
+    await queue.stop()
+    assert "default/a: TimeoutError; retry in" in caplog.text
+
+
 async def test_a_stopped_queue_finishes_what_runs_and_starts_nothing_else() -> None:
     began, go = asyncio.Event(), asyncio.Event()
     done: list[RecipeKey] = []
