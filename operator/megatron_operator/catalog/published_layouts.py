@@ -50,6 +50,8 @@ _LAYOUT_DEPENDS_ON: Final = {
 }
 """Settings that a layout depends on: it does not apply if a recipe changes one of them."""
 
+_OF_16_BITS: Final = ("bf16", "fp16")
+
 _STAGE_SPLIT: Final = (
     "accountForEmbeddingInPipelineSplit",
     "accountForLossInPipelineSplit",
@@ -130,14 +132,27 @@ def layout_settings(layout: PublishedLayout) -> Settings:
 
 
 def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:
-    published, _ = merge_layers([("", entry.wire()), ("", layout.wire())])
+    layers = [("", entry.wire()), ("", layout.wire())]
+    (published, _), (merged, _) = merge_layers(layers), merge_layers([*layers, ("", spec.wire())])
     asked, _ = merge_layers([("", spec.wire())])
+    alike = _in_16_bits(published["training"]) == _in_16_bits(merged["training"])
     for section, leaves in _LAYOUT_DEPENDS_ON.items():
         for leaf in sorted(leaves & asked[section].keys()):
             before, after = published[section].get(leaf), asked[section][leaf]
-            if after != before and not (before is None and after in (False, 1)):
+            # BF16 and FP16 take the same memory and time.
+            same = alike if leaf in _OF_16_BITS else after == before
+            if not same and not (before is None and _is_default(after)):
                 return f"{section}.{leaf} is {after}, not {before}"
     return None
+
+
+def _in_16_bits(training: Settings) -> bool:
+    return any(training.get(leaf) for leaf in _OF_16_BITS)
+
+
+def _is_default(value: object) -> bool:
+    """Whether a setting has no effect where it was not set: off, or a size of 1."""
+    return value is False or (value == 1 and value is not True)
 
 
 def _indivisible(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:

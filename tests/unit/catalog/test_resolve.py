@@ -61,6 +61,7 @@ def test_another_tokenizer_replaces_all_files_of_the_catalogs(resolve: Resolve) 
             "parallelism.pipelineModelParallelSize is 2, not None",
         ),
         ({"model": {"numLayers": 8}}, "model.numLayers is 8, not 4"),
+        ({"model": {"multiLatentAttention": True}}, "model.multiLatentAttention is True, not None"),
         ({"training": {"seqLength": 64}}, "training.seqLength is 64, not 128"),
         (
             {"training": {"globalBatchSize": 12}},
@@ -89,6 +90,25 @@ def test_unrelated_changes_keep_the_published_layout(resolve: Resolve, change: d
     resolved = resolve(recipe="small-1", **change)
     assert resolved.parallelism.tensor_model_parallel_size == 2
     assert any("layout for 8 x h100-sxm is used (a paper)" in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize(
+    ("training", "used"),
+    [
+        ({"fp16": True}, True),
+        ({"fp16": True, "bf16": False}, True),
+        ({"bf16": True}, True),
+        ({"bf16": False}, False),
+        ({"fp16": False, "bf16": False}, False),
+    ],
+)
+def test_a_published_layout_is_used_with_either_format_of_16_bits(
+    platform: PlatformConfig, training: dict[str, bool], used: bool
+) -> None:
+    body = {"recipe": "llama3-70b", "accelerator": {"count": 64}, "data": {"mockData": True}}
+    spec = MegatronRecipeSpec.model_validate(body | {"training": training})
+    resolved = catalog.resolve(spec, platform, catalog.load())
+    assert (resolved.layout is not None) is used
 
 
 def test_a_recipe_without_a_catalog_entry_has_an_error_for_each_missing_field(refusal: Refusal) -> None:
