@@ -6,6 +6,7 @@ into the minutes; detection, replacement and restarts take what they take (docs/
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import socket
@@ -54,6 +55,7 @@ GROW_AFTER: Final = 300.0
 """Seconds of `recovery.elastic.growAfter` on the fleet's clock."""
 NOTICED: Final = 40.0
 """Seconds from when Kubernetes finds a node lost to its repair, at least: the operator waits for 30."""
+GANGS: Final = ("coscheduling", "kubernetes")
 GANG_SECONDS: Final = 60
 """`gangScheduling.scheduleTimeoutSeconds`: on few cores the scheduler takes seconds for a gang of 64 pods."""
 ENDED: Final = ("Succeeded", "Failed")
@@ -69,6 +71,7 @@ class Options:
     minutes: float
     limit: float
     """Minutes after which the bench gives up, and names what is stuck."""
+    gangs: str
     mix: str
     rate: float
     repair_hours: float
@@ -99,11 +102,14 @@ def spec(plan: RunPlan, trainer: Trainer, factor: float) -> Object:
     return body
 
 
-def platform(scheduler: str) -> Object:
-    """One pod a node, and gangs."""
+def platform(gangs: str, scheduler: str) -> Object:
+    """One pod a node, and gangs of a scheduler with this name."""
     profile = PLATFORM["accelerators"]["simulated"] | {"resources": {"cpu": "40", "memory": "64Gi"}}
-    gangs = {"scheduler": scheduler, "scheduleTimeoutSeconds": GANG_SECONDS}
-    return PLATFORM | {"accelerators": {"simulated": profile}, "gangScheduling": gangs}
+    options: Object = {"scheduler": scheduler, "scheduleTimeoutSeconds": GANG_SECONDS}
+    if gangs == "kubernetes":
+        options = {"scheduler": "kubernetes"}
+        profile |= {"podTemplate": {"schedulerName": scheduler}}
+    return PLATFORM | {"accelerators": {"simulated": profile}, "gangScheduling": options}
 
 
 @dataclass(slots=True)
@@ -158,8 +164,10 @@ class _Fleet:
 def measure(options: Options, folder: Path) -> Measured:
     """Start everything, play the fleet, and return what was found."""
     plans = plan_runs(options.runs, options.nodes, options.days, options.seed)
-    with control_plane(options.nodes, folder) as bench, bench.cluster.gang_scheduling() as scheduler:
-        bench.install(platform(scheduler))
+    with control_plane(options.nodes, folder) as bench, contextlib.ExitStack() as stack:
+        gangs = {"coscheduling": bench.cluster.gang_scheduling, "kubernetes": bench.cluster.kubernetes_gangs}
+        scheduler = stack.enter_context(gangs[options.gangs]())
+        bench.install(platform(options.gangs, scheduler))
         terminate_pods(bench.api, of_lost_nodes=False)
         bench.create_all(volume(each.name) for each in plans)
         pods, port = FleetPods(), _free_port()
@@ -243,6 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, help="minutes after which it ends; default twice --minutes and 5"
     )
+    parser.add_argument("--gangs", choices=GANGS, default="coscheduling", help="what schedules pods together")
     parser.add_argument("--mix", choices=sorted(MIXES), default="llama3", help="causes of the faults")
     parser.add_argument("--rate", type=float, default=1.0, help="faults, in multiples of the published rate")
     parser.add_argument("--repair-hours", type=float, default=24.0, help="until a broken node comes back")
