@@ -1,16 +1,15 @@
 """Finds the accelerators that a run could have. It reads the whole cluster, so only where needed."""
 
 import asyncio
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
-from megatron_operator.controller.api_client import NODES, PODS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.cluster_reader import ClusterReader
 from megatron_operator.controller.inherited_runs import InheritedRuns
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
@@ -36,9 +35,6 @@ from megatron_operator.lifecycle.topology_domains import required_keys, too_smal
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.node_avoidance import avoiding, avoiding_domains
 
-FRESH: Final = 30.0
-"""Seconds for which the list of all nodes and pods is cached, over all runs."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -63,13 +59,9 @@ class CapacityFinder:
         *,
         allowed: bool,
     ) -> None:
-        self._api = api
         self._planning = planning
         self._allowed = allowed
-        self._lock = asyncio.Lock()
-        self._read_at = -FRESH
-        self._cluster = ClusterUsage()
-        self._absent: frozenset[str] = frozenset()
+        self._cluster = ClusterReader(api)
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
         self._room = RoomFinder(watch)
         self._growths = Growths()
@@ -114,14 +106,14 @@ class CapacityFinder:
     async def _find_inherited(self, now: float) -> None:
         """Find the runs that this process inherits, once; a list from before may lack their new pods."""
         if await self._inherited.find(now):
-            self._read_at = -FRESH
+            self._cluster.expire()
 
     def _waits_for_inherited(self, status: StatusBuilder) -> bool:
         """Whether the run waits for others that were on their way when this process began."""
         waits = self._inherited.others(status.key)
         if self._inherited.arrived(status.now):
             # What was found free before may be theirs.
-            self._read_at = -FRESH
+            self._cluster.expire()
             self._room.forget_answers()
         return waits
 
@@ -134,13 +126,13 @@ class CapacityFinder:
         """
         capacity = await self._find(status, snapshot, limits)
         if self._room.arrived(status, snapshot):
-            self._read_at = -FRESH
+            self._cluster.expire()
         if not self._allowed or not self._room.concerns(status):
             return capacity
         if (known := self._room.known(status, snapshot)) is not None:
             return replace(capacity, room=known)
         await self._find_inherited(status.now)
-        cluster = await self._read_cluster(snapshot.placed_on)
+        cluster = await self._cluster.read(snapshot.placed_on)
         growing = self._growths.of_others(status.key, cluster, status.now)
         template = _template(avoiding(snapshot.existing_job, status.recovery.nodes_avoided))
         room = await self._room.find(status, snapshot, cluster, template, growing, maintenance)
@@ -157,7 +149,7 @@ class CapacityFinder:
         keys = required_keys(template["spec"])
         if not keys or not self._allowed:
             return job
-        cluster = await self._read_cluster(())
+        cluster = await self._cluster.read()
         own = cluster.bound.get((run.namespace, run.name), ())
         fits = await asyncio.to_thread(fitting_pods, cluster, template, own)
         return avoiding_domains(job, keys[0], too_small(cluster.nodes, keys, fits, backend_of(job).size(job)))
@@ -175,7 +167,7 @@ class CapacityFinder:
             return await self._without_permission(status, snapshot, limits, waiting=waiting)
         await self._find_inherited(status.now)
         placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
-        cluster = await self._read_cluster(placed.union(bad))
+        cluster = await self._cluster.read(placed.union(bad))
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         template = _template_anywhere(avoiding(snapshot.existing_job, recovery.nodes_avoided))
         decided = self._growths.decided
@@ -281,23 +273,6 @@ class CapacityFinder:
                     break
             self._fits[status.key] = question, answer
         return self._fits[status.key][1]
-
-    async def _read_cluster(self, names: Collection[str]) -> ClusterUsage:
-        """All nodes, and what all pods use of them; read again where the cache lacks one of these nodes."""
-        async with self._lock:
-            missing = self._cluster.missing(names) - self._absent
-            if missing or time.monotonic() - self._read_at >= FRESH:
-                cluster = ClusterUsage()
-                async for nodes in self._api.pages(NODES, None):
-                    for node in nodes:
-                        cluster.add_node(node)
-                active = "status.phase!=Succeeded,status.phase!=Failed"
-                async for pods in self._api.pages(PODS, None, fields=active):
-                    for pod in pods:
-                        cluster.add_pod(pod)
-                self._cluster, self._read_at = cluster, time.monotonic()
-                self._absent = cluster.missing(names)
-            return self._cluster
 
 
 def _template(job: Object) -> Object:

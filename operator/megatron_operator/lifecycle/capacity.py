@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
+from functools import lru_cache
 from sys import intern
 from typing import Any, Final
 
@@ -21,8 +21,11 @@ from megatron_operator.lifecycle.topology_domains import (
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 Object = Mapping[str, Any]
-Amounts = dict[str, Fraction]
-"""Resource name -> amount in base units."""
+Amounts = dict[str, int]
+"""Resource name -> amount in billionths of its unit, the smallest that a quantity can state.
+
+Integers, because each run that looks for room goes through all nodes, and fractions take four times as long.
+"""
 
 PODS: Final = "pods"
 LONGEST_CLAIM: Final = 1800.0
@@ -235,14 +238,14 @@ def pod_requests(spec: Object) -> Amounts:
     for container in spec.get("initContainers") or []:
         for name, amount in _container_requests(container).items():
             sidecar = container.get("restartPolicy") == "Always"
-            before = total.get(name, Fraction(0))
+            before = total.get(name, 0)
             total[name] = before + amount if sidecar else max(before, amount)
     _add(total, _amounts(spec.get("overhead") or {}))
     return total
 
 
 def _requests_and_pod(spec: Object) -> Amounts:
-    return pod_requests(spec) | {PODS: Fraction(1)}
+    return pod_requests(spec) | {PODS: _amount("1")}
 
 
 def _placement(spec: Object) -> Object:
@@ -280,12 +283,17 @@ def _container_requests(container: Object) -> Amounts:
 
 
 def _amounts(quantities: Mapping[str, Any]) -> Amounts:
-    return {name: quantity.parse(str(amount)) for name, amount in quantities.items()}
+    return {name: _amount(str(amount)) for name, amount in quantities.items()}
+
+
+@lru_cache(maxsize=16_384)  # Thousands of nodes and pods have the same quantities.
+def _amount(text: str) -> int:
+    return int(quantity.parse(text) * 10**9)
 
 
 def _add(total: Amounts, more: Amounts) -> None:
     for name, amount in more.items():
-        total[name] = total.get(name, Fraction(0)) + amount
+        total[name] = total.get(name, 0) + amount
 
 
 def _allocatable(node: Object) -> Amounts:
@@ -293,13 +301,10 @@ def _allocatable(node: Object) -> Amounts:
 
 
 def _count(allocatable: Amounts, used: Amounts, requested: Amounts) -> int:
-    none = Fraction(0)
-    return int(
-        min(
-            (allocatable.get(name, none) - used.get(name, none)) // amount
-            for name, amount in requested.items()
-            if amount > 0
-        )
+    return min(
+        (allocatable.get(name, 0) - used.get(name, 0)) // amount
+        for name, amount in requested.items()
+        if amount > 0
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller import capacity_finder
+from megatron_operator.controller import cluster_reader
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 
@@ -59,7 +59,7 @@ ONE_FREE: dict[str, str | None] = {"a": "r1", "b": "r3", "c": "r2", "d": "r2"}
 
 @pytest.fixture(autouse=True)
 def _no_cached_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity_finder, "FRESH", 0.0)
+    monkeypatch.setattr(cluster_reader, "FRESH", 0.0)
 
 
 def test_the_rack_that_one_run_moves_to_has_no_room_for_another_until_its_pods_are_bound() -> None:

@@ -11,7 +11,7 @@ from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import JobStatus
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller import capacity_finder
+from megatron_operator.controller import cluster_reader
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches, ObjectCache
@@ -277,7 +277,7 @@ class WaitingRun(ShrunkRun):
 def test_of_two_runs_that_wait_for_the_same_domain_one_moves_at_once_after_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(capacity_finder, "FRESH", 0.0)
+    monkeypatch.setattr(cluster_reader, "FRESH", 0.0)
 
     async def scenario() -> None:
         cluster: Any = Racks({"a": "r1", "b": "r2", "c": "r3", "d": "r3"})

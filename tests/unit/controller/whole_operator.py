@@ -15,7 +15,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recovery_status import RecoveryStatus
-from megatron_operator.controller import capacity_finder, node_reader, node_watch, room_finder, supervisor
+from megatron_operator.controller import cluster_reader, node_reader, node_watch, room_finder, supervisor
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
@@ -135,7 +135,7 @@ class ProgressInMemory:
 class ConfigInMemory:
     revision = 1
 
-    async def read(self) -> Config:
+    async def read(self, **_: float) -> Config:
         return CONFIG
 
 
@@ -176,7 +176,7 @@ class WholeOperator:
         self._patches: list[Any] = [
             patch.object(node_reader, "time", clock),
             patch.object(node_watch, "time", clock),
-            patch.object(capacity_finder, "time", clock),
+            patch.object(cluster_reader, "time", clock),
             patch.object(room_finder, "time", clock),
             patch.object(supervisor, "decide", self._decide),
         ]

@@ -271,4 +271,4 @@ def test_pod_requests_include_the_largest_init_container_and_sidecars() -> None:
         ],
         "overhead": {"cpu": "250m"},
     }
-    assert float(pod_requests(spec)["cpu"]) == 3.75
+    assert pod_requests(spec)["cpu"] == 3_750_000_000
