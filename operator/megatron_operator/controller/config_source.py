@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 PLATFORM_KEY: Final = "platform.yaml"
 FRESH: Final = 1.0
 """Seconds for which the ConfigMaps are cached; a thousand recipes at once cause one read."""
+RECENT: Final = 15.0
+"""Seconds for which reconciles use the cached ConfigMaps: the controller reads them each 5 s, and a reconcile
+that waits for a busy API server holds its worker."""
 NODES_FRESH: Final = 30.0
 
 
@@ -56,45 +59,46 @@ class ConfigSource:
         self.revision = 0
         """Number of changes found; 0 before the first read."""
 
-    async def read(self, since: float = 0.0) -> Config:
-        """The configuration, at most `FRESH` seconds old; a missing platform file is an empty one.
+    async def read(self, since: float = 0.0, age: float = FRESH) -> Config:
+        """The configuration, at most `age` seconds old; a missing platform file is an empty one.
 
         It is not older than `since`, a time.monotonic(). Raises InvalidRecipeError while the platform file is
         invalid, ApiError.
         """
-        await self.refresh(since)
+        await self.refresh(since, age)
         if isinstance(self._config, InvalidRecipeError):
             raise self._config
         assert self._config is not None, "a refresh sets the configuration"
         return self._config
 
-    async def refresh(self, since: float = 0.0) -> None:
-        """Read again when the cached configuration is too old, or older than `since`. Raises ApiError."""
-        async with self._lock:
-            now = time.monotonic()
-            if self._config is not None and self._read_at >= max(since, now - FRESH):
-                return
-            namespace = self._settings.namespace
-            platform = await self._api.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
-            recipes = await self._api.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
-            self._read_at = now
-            nodes = await self._read_node_labels()
-            versions = (
-                _version(platform),
-                _version(recipes),
-                digest(sorted(map(sorted, map(dict.items, nodes)))),
-            )
-            if self._config is not None and versions == self._versions:
-                return
+    async def refresh(self, since: float = 0.0, age: float = FRESH) -> None:
+        """Read again when the cached configuration is older than `age` or `since`. Raises ApiError.
+
+        All who wait for a read share the next one, however long it takes.
+        """
+        oldest = max(since, time.monotonic() - age)
+        if self._config is None or self._read_at < oldest:
+            async with self._lock:
+                if self._config is None or self._read_at < oldest:
+                    await self._read()
+
+    async def _read(self) -> None:
+        began, namespace = time.monotonic(), self._settings.namespace
+        platform = await self._api.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
+        recipes = await self._api.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
+        nodes = await self._read_node_labels()
+        labels = digest(sorted(map(sorted, map(dict.items, nodes))))
+        versions = (_version(platform), _version(recipes), labels)
+        if self._config is None or versions != self._versions:
             try:
                 # In a thread: a ConfigMap of a megabyte takes longer than the event loop may be blocked.
                 self._config = await asyncio.to_thread(self._parse, platform, recipes, nodes)
                 self._warn_without_rights(self._config.platform)
             except InvalidRecipeError as error:
                 self._config = error
-            # Last: after an unexpected error the next read tries again.
-            self._versions = versions
             self.revision += 1
+        # Last: after an unexpected error the next read tries again.
+        self._versions, self._read_at = versions, began
 
     def _warn_without_rights(self, platform: PlatformConfig) -> None:
         """The chart refuses this at installation; the ConfigMap may be edited later."""

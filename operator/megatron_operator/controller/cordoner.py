@@ -9,7 +9,7 @@ from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
-from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.config_source import RECENT, ConfigSource
 from megatron_operator.lifecycle.cordoning import (
     cordon_cap,
     cordon_patch,
@@ -41,7 +41,7 @@ class Cordoner:
     async def rules(self, status: StatusBuilder) -> tuple[BadNodes, Maintenance]:
         """The platform's rules for nodes; the defaults, which cordon none, while the file is invalid."""
         try:
-            platform = (await self._config.read()).platform
+            platform = (await self._config.read(age=RECENT)).platform
             return platform.bad_nodes, platform.maintenance
         except InvalidRecipeError as error:
             log.warning("%s: the defaults of platform.badNodes apply: %s", status.key, error)

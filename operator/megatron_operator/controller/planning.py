@@ -9,7 +9,7 @@ from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError, described
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
-from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.config_source import RECENT, ConfigSource
 from megatron_operator.controller.plan_workers import PlanWorkers
 from megatron_operator.lifecycle.desired import (
     Config,
@@ -77,7 +77,7 @@ class Planning:
         ApiError when the configuration cannot be read.
         """
         key = status.key
-        config = await self._config.read(since=self._changed.get(key, 0.0))
+        config = await self._config.read(since=self._changed.get(key, 0.0), age=RECENT)
         version = _Version(status.uid, status.generation, config)
         if key in self._exceeded:
             exceeded, error = self._exceeded[key]
@@ -100,7 +100,7 @@ class Planning:
 
     async def can_continue_on(self, status: StatusBuilder, count: int) -> bool:
         """Whether the run can continue on `count` accelerators with its batch size and its checkpoints."""
-        config = await self._config.read()
+        config = await self._config.read(age=RECENT)
         namespace = status.key.namespace
         try:
             desired = await self._worker.call(

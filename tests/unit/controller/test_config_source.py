@@ -93,3 +93,37 @@ async def test_the_configuration_is_read_again_when_a_newer_one_is_needed(
     changed = time.monotonic()
     assert (await source.read(since=changed)).platform.image == "trainer:2"
     assert (await source.read(since=changed)).platform.image == "trainer:2", "one read is enough for all"
+
+
+class SlowPlatform(ChangingPlatform):
+    """Each read takes twice as long as the configuration is fresh, by `clock`."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    async def get(self, _kind: object, _namespace: str, name: str) -> dict[str, Any] | None:
+        await asyncio.sleep(0)
+        self.time += config_source.FRESH
+        return await super().get(_kind, _namespace, name)
+
+
+async def test_all_who_wait_for_a_slow_read_share_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    api: Any = SlowPlatform()
+    monkeypatch.setattr(config_source.time, "monotonic", lambda: api.time)
+    source = ConfigSource(api, Settings(node_discovery=False))
+    first = asyncio.create_task(source.read())
+    await asyncio.sleep(0)
+    api.time += config_source.FRESH / 2
+    await asyncio.gather(first, *(source.read(since=api.time) for _ in range(32)))
+    assert api.reads == 2
+
+
+async def test_a_reconcile_uses_what_the_controller_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    api: Any = SlowPlatform()
+    monkeypatch.setattr(config_source.time, "monotonic", lambda: api.time)
+    source = ConfigSource(api, Settings(node_discovery=False))
+    await source.read()
+    api.time += config_source.FRESH
+    assert (await source.read(age=config_source.RECENT)).platform.image == "trainer:1"
+    api.time += config_source.RECENT
+    assert (await source.read(age=config_source.RECENT)).platform.image == "trainer:2"

@@ -61,7 +61,7 @@ def _merge(target: dict[str, Any], changes: dict[str, Any]) -> None:
 
 
 class Config:
-    async def read(self) -> Any:
+    async def read(self, **_: float) -> Any:
         class Read:
             platform = PlatformConfig(bad_nodes=RULES, accelerators={"h100": AcceleratorProfile()})
 

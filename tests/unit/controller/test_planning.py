@@ -33,7 +33,7 @@ class Source:
     def change(self) -> None:
         self.config = Config(CONFIG.platform, EndlessCatalog())
 
-    async def read(self, since: float = 0.0) -> Config:
+    async def read(self, since: float = 0.0, **_: float) -> Config:
         self.since = since
         return self.config
 
