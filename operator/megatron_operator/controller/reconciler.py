@@ -353,5 +353,5 @@ class Reconciler:
     def _forget(self, key: RecipeKey) -> None:
         self._planner.forget(key)
         self._supervisor.forget(key)
-        self._snapshots.drop_pod_ends(key)
+        self._snapshots.forget(key)
         metrics.remove_run(key)

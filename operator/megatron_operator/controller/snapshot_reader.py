@@ -71,6 +71,8 @@ class SnapshotReader:
         self._watch = watch
         self._poller = poller
         self._ends: dict[RecipeKey, dict[str, PodEnd]] = {}
+        self._incomplete: dict[RecipeKey, int] = {}
+        """Number of pods of the runs that lacked some when they were read last."""
 
     def cache_pod_end(self, key: RecipeKey, pod: Object) -> None:
         """Cache how a pod ended, if it has ended."""
@@ -87,6 +89,11 @@ class SnapshotReader:
     def drop_pod_ends(self, key: RecipeKey) -> None:
         """Drop the cached ends of a run's pods, once they are recorded in its status."""
         self._ends.pop(key, None)
+
+    def forget(self, key: RecipeKey) -> None:
+        """Drop what is cached of a run."""
+        self.drop_pod_ends(key)
+        self._incomplete.pop(key, None)
 
     async def read_job(self, status: StatusBuilder) -> Object | None:
         """The training job, of whichever handled kind it was created, without what `read` attaches to it.
@@ -138,16 +145,31 @@ class SnapshotReader:
         trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
-        if snapshot.job_phase is JobPhase.ACTIVE and len(snapshot.pods) < snapshot.size:
-            backend, existing = snapshot.backend, snapshot.existing_job
-            events = [
-                event
-                for selector in backend.event_selectors(existing)
-                for event in await self._api.find(EVENTS, key.namespace, fields=selector)
-                if backend.is_event_of(existing, event)
-            ]
-            snapshot = replace(snapshot, events=tuple(events))
+        if self._creation_stands_still(key, snapshot):
+            snapshot = replace(snapshot, events=await self._events_of_job(snapshot))
         return await self._with_ends_from_events(status, snapshot)
+
+    def _creation_stands_still(self, key: RecipeKey, snapshot: RunSnapshot) -> bool:
+        """Whether the run lacks pods, and has no more of them than when it was read last.
+
+        The API server goes through all Events of a namespace to find those of a job, which takes seconds
+        where hundreds of runs start.
+        """
+        if snapshot.job_phase is not JobPhase.ACTIVE or len(snapshot.pods) >= snapshot.size:
+            self._incomplete.pop(key, None)
+            return False
+        before, self._incomplete[key] = self._incomplete.get(key), len(snapshot.pods)
+        return before == len(snapshot.pods)
+
+    async def _events_of_job(self, snapshot: RunSnapshot) -> tuple[Object, ...]:
+        backend, job = snapshot.backend, snapshot.existing_job
+        events = [
+            event
+            for selector in backend.event_selectors(job)
+            for event in await self._api.find(EVENTS, job["metadata"]["namespace"], fields=selector)
+            if backend.is_event_of(job, event)
+        ]
+        return tuple(events)
 
     def from_cache(self, status: StatusBuilder) -> RunSnapshot | None:
         """The run as the watches delivered it, without any request.
