@@ -49,6 +49,8 @@ CASES = (
     Case("gemma3-1b-lora", "Gemma 3", _TP),
     Case("glm4.5-air-sft", "GLM-4.5 without MTP", _EP_ONLY),
     Case("glm4.5-air-lora", "GLM-4.5 without MTP", _EP_ONLY),
+    Case("glm5.2-lora", "GLM-5.2", _EP_ONLY),
+    Case("glm5.2-lora", "GLM-5.2", _PP_ONLY, {"model.pipeline_model_parallel_layout": "Et*2|t*2mL"}),
     Case("exaone4-1.2b-sft", "EXAONE 4.0", _TP),
     Case("exaone4-1.2b-lora", "EXAONE 4.0", _TP),
     Case("k-exaone-236b-a23b-sft", "K-EXAONE", _EP_ONLY),

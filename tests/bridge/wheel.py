@@ -206,7 +206,8 @@ def _has(config: Any, path: str) -> bool:
 
 
 def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
-    """Why the trainer does not set the overrides of a run in what its function returns; None if it does."""
+    """Why the trainer does not set the overrides of a run in what its function returns, or why Bridge refuses
+    the samples' settings; None if it does and Bridge does not."""
     from megatron_contract.bridge_run import (
         CHATS,
         IMAGE_TEXT,
@@ -228,7 +229,10 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
         for path, value in run.overrides.items():
             if path not in (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME):
                 configuration._set(config, path, value)
-    except RankError as error:
+        if (chats := run.overrides.get(CHATS)) is not None:
+            config.dataset.preprocessing = configuration.preprocessing(chats=bool(chats))
+            config.dataset.validate()
+    except (RankError, ValueError) as error:
         return str(error)
     return None
 

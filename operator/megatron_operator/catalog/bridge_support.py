@@ -67,7 +67,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm51_sft", "GlmMoeDsaForCausalLM", "its functions measure throughput"),
     (r"glm52_sft", "GlmMoeDsaForCausalLM", "its functions split samples over ranks"),
-    (r"glm5", "GlmMoeDsaForCausalLM", "no small model of this architecture was trained with adapters"),
+    (r"glm5", "GlmMoeDsaForCausalLM", _SPARSE),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),

@@ -195,13 +195,25 @@ def adapters(
     for name in own:
         found.origins[f"peft.{name}"] = "recipe" if name in asked.wire() else f"catalog {entry.name}"
     complete = PeftSpec.model_validate(own | asked.wire())
-    if complete.type == "dora" and "in_proj" in (complete.target_modules or ()):
-        found.error(
-            "spec.peft.targetModules",
-            f"DoRA on in_proj of {entry.name} cannot be saved by Megatron-Bridge",
-            f"set {', '.join(x for x in known if x != 'in_proj')}, or type lora",
-        )
+    _refuse_dora(complete, entry, found)
     return complete
+
+
+def _refuse_dora(peft: PeftSpec, entry: Entry, found: Diagnostics) -> None:
+    """Refuse DoRA on the layers that Megatron-Bridge cannot train with it.
+
+    Sparse attention multiplies queries by the weight of `linear_kv_up_proj` (`AbsorbedMLASelfAttention`). A
+    layer with LoRA has a weight that includes the adapter (`LoRALinear.weight`), one with DoRA has none.
+    """
+    of_sparse_attention = "has no weight that its sparse attention can read"
+    reasons = {"in_proj": "cannot be saved by Megatron-Bridge"} | (
+        {"linear_kv_up_proj": of_sparse_attention} if entry.model.dsa_indexer_topk else {}
+    )
+    for name in peft.target_modules or () if peft.type == "dora" else ():
+        if name in reasons:
+            others = ", ".join(x for x in _target_modules(entry) if x != name)
+            message = f"DoRA on {name} of {entry.name} {reasons[name]}"
+            found.error("spec.peft.targetModules", message, f"set {others}, or type lora")
 
 
 def packing_errors(spec: MegatronRecipeSpec, profile: AcceleratorProfile) -> Iterator[FieldError]:

@@ -73,6 +73,16 @@ _OF_PEFT: Final = {
     "target_modules": "peft.target_modules",
 }
 
+_OF_HUB: Final = (
+    "hf_dataset",
+    "hf_validation_dataset",
+    "hf_validation_proportion",
+    "hf_output_root",
+    "max_train_samples",
+    "offline_packing_specs",
+)
+"""Fields of `dataset` that belong to a function's own data set, on a hub."""
+
 
 def bridge_run(resolved: ResolvedRecipe, plan: Plan, name: str) -> BridgeRun:
     """The function and the overrides of a planned run; the recipe `name` saves to /checkpoints/<name>."""
@@ -222,7 +232,7 @@ def _files(root: str, name: str, *, evaluates: bool) -> Iterator[tuple[str, Valu
     Unless PACKED_FOLDER is set, samples are padded instead of packed.
     """
     yield "dataset.dataset_root", root
-    for leaf in ("hf_dataset", "hf_validation_dataset", "hf_validation_proportion", "offline_packing_specs"):
+    for leaf in _OF_HUB:
         yield f"dataset.{leaf}", None
     yield "dataset.enable_offline_packing", False
     yield "dataset.do_validation", evaluates

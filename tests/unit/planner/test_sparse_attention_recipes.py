@@ -16,6 +16,7 @@ GPUS = 416
 EP: dict[str, Any] = {"pipelineModelParallelSize": 1, "expertModelParallelSize": 2}
 PP1: dict[str, Any] = {"pipelineModelParallelSize": 1, "expertModelParallelSize": 1}
 EP1: dict[str, Any] = {"expertModelParallelSize": 1}
+QUERIES = ("linear_q_down_proj", "linear_q_up_proj")
 SELECTING = {0, 1, 2, *range(6, 78, 4)}
 """Layers of GLM-5.2 that have an indexer, counted from 0: `index_topk_freq` 4, `index_skip_topk_offset` 3."""
 
@@ -76,10 +77,52 @@ def test_stages_that_begin_with_another_layer_are_refused(
     assert "begin stages with layers 1, 2, 3, 7, 11, " in refused
 
 
+@pytest.mark.parametrize("count", [208, 416])
+def test_adapters_are_trained_where_the_image_has_the_kernels(count: int) -> None:
+    run = planned("glm5.2-lora", "kernels", count)
+    assert manifests.build(run, "").job["kind"] == "PyTorchJob"
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert found["peft.target_modules"] == [
+        *QUERIES,
+        "linear_kv_down_proj",
+        "linear_kv_up_proj",
+        "linear_proj",
+    ]
+    assert run.plan.sequence_parallel or run.plan.tensor_model_parallel_size == 1
+    layout = found["model.pipeline_model_parallel_layout"]
+    stages = run.plan.pipeline_model_parallel_size * (run.plan.virtual_pipeline_model_parallel_size or 1)
+    counts = [chunk.count("t") for chunk in parse_layout(str(layout))]
+    assert len(counts) == stages
+    assert {sum(counts[:stage]) for stage in range(stages)} <= SELECTING
+
+
+def test_adapters_are_trained_on_cpus_and_refused_on_gpus_without_the_kernels() -> None:
+    assert manifests.build(planned("glm5.2-lora", "cpu", 2, parallelism=EP), "").job["kind"] == "PyTorchJob"
+    refused = refusal("glm5.2-lora", "h100-sxm", 208)
+    assert f"on GPUs the trainer's image lacks kernels that it needs: {KERNELS};" in refused
+
+
+def test_samples_of_the_recipe_are_not_cut_to_the_number_of_the_functions() -> None:
+    data = {"volume": {"claimName": "corpus"}, "datasetRoot": "chats"}
+    run = planned("glm5.2-lora", "cpu", 2, parallelism=EP, data=data)
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert found["dataset.max_train_samples"] is None
+    assert found["dataset.hf_output_root"] is None
+
+
+def test_dora_is_refused_on_the_weight_that_sparse_attention_reads_itself() -> None:
+    refused = refusal("glm5.2-lora", "cpu", 2, parallelism=EP, peft={"type": "dora"})
+    assert refused.startswith(
+        "spec.peft.targetModules: DoRA on linear_kv_up_proj of glm5.2-lora has no weight"
+    )
+    others = [*QUERIES, "linear_kv_down_proj", "linear_proj"]
+    assert refused.endswith(f"; set {', '.join(others)}, or type lora")
+    planned("glm5.2-lora", "cpu", 2, parallelism=EP, peft={"type": "dora", "targetModules": others})
+
+
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
-        ("glm5.2-lora", "no small model of this architecture was trained with adapters"),
         ("glm5.2-sft", "its functions split samples over ranks"),
         ("glm5.1-sft", "its functions measure throughput"),
     ],
