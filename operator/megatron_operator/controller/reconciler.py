@@ -309,6 +309,7 @@ class Reconciler:
         job = await self._children.create_job(status, desired)
         if isinstance(job, Requeue):
             return Result(requeue=job)
+        self._snapshots.job_created(status.key)
         return await self._supervisor.supervise(status, snapshot.with_job(job))
 
     async def _follow(

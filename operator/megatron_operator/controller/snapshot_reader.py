@@ -90,6 +90,10 @@ class SnapshotReader:
         """Drop the cached ends of a run's pods, once they are recorded in its status."""
         self._ends.pop(key, None)
 
+    def job_created(self, key: RecipeKey) -> None:
+        """A job without pods was created for this run."""
+        self._incomplete[key] = 0
+
     def forget(self, key: RecipeKey) -> None:
         """Drop what is cached of a run."""
         self.drop_pod_ends(key)
@@ -150,7 +154,7 @@ class SnapshotReader:
         return await self._with_ends_from_events(status, snapshot)
 
     def _creation_stands_still(self, key: RecipeKey, snapshot: RunSnapshot) -> bool:
-        """Whether the run lacks pods, and has no more of them than when it was read last.
+        """Whether the run lacks pods, and has no more of them than when it was read last, if it was.
 
         The API server goes through all Events of a namespace to find those of a job, which takes seconds
         where hundreds of runs start.
@@ -158,8 +162,9 @@ class SnapshotReader:
         if snapshot.job_phase is not JobPhase.ACTIVE or len(snapshot.pods) >= snapshot.size:
             self._incomplete.pop(key, None)
             return False
-        before, self._incomplete[key] = self._incomplete.get(key), len(snapshot.pods)
-        return before == len(snapshot.pods)
+        count = len(snapshot.pods)
+        before, self._incomplete[key] = self._incomplete.get(key, count), count
+        return before == count
 
     async def _events_of_job(self, snapshot: RunSnapshot) -> tuple[Object, ...]:
         backend, job = snapshot.backend, snapshot.existing_job

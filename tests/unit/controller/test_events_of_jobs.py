@@ -96,20 +96,34 @@ def status() -> StatusBuilder:
 
 
 async def test_while_pods_are_created_no_events_are_listed(api: Api, reader: SnapshotReader) -> None:
-    for api.pods in range(SIZE + 1):
+    reader.job_created(status().key)
+    for api.pods in range(1, SIZE + 1):
         assert (await reader.read(status())).events == ()
     await reader.read(status())
     assert api.lists_of_events == 0
 
 
 async def test_where_no_pod_has_been_added_events_show_why(api: Api, reader: SnapshotReader) -> None:
+    reader.job_created(status().key)
     api.pods = SIZE - 1
     assert (await reader.read(status())).events == ()
     assert (await reader.read(status())).events == (REFUSED,)
 
 
-async def test_a_run_that_is_forgotten_begins_again(api: Api, reader: SnapshotReader) -> None:
+async def test_after_a_restart_of_the_operator_events_show_why_at_once(reader: SnapshotReader) -> None:
+    assert (await reader.read(status())).events == (REFUSED,)
+
+
+async def test_of_a_run_without_pods_events_show_why(api: Api, reader: SnapshotReader) -> None:
+    reader.job_created(status().key)
+    assert (await reader.read(status())).events == (REFUSED,)
+    api.pods = 1
+    assert (await reader.read(status())).events == ()
+
+
+async def test_a_recipe_of_the_same_name_begins_again(api: Api, reader: SnapshotReader) -> None:
+    api.pods = 1
     await reader.read(status())
     reader.forget(status().key)
-    await reader.read(status())
-    assert api.lists_of_events == 0
+    reader.job_created(status().key)
+    assert (await reader.read(status())).events == ()
