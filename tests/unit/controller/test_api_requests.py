@@ -53,7 +53,11 @@ async def test_a_request_that_the_fence_refuses_has_no_code(api: ApiClient) -> N
 
 
 async def test_a_request_without_an_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    async def wait_for_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(wait_for_the_end, "127.0.0.1", 0)
     host, port = silent.sockets[0].getsockname()
     connection = ApiClient(client.ApiClient(client.Configuration(host=f"http://{host}:{port}")))
     monkeypatch.setattr(api_client, "TIMEOUT", 0.01)
@@ -61,3 +65,4 @@ async def test_a_request_without_an_answer_is_named(monkeypatch: pytest.MonkeyPa
         await connection.get(PODS, "research", "a")
     await connection.close()
     silent.close()
+    await silent.wait_closed()
