@@ -96,7 +96,7 @@ async def test_the_configuration_is_read_again_when_a_newer_one_is_needed(
 
 
 class SlowPlatform(ChangingPlatform):
-    """Each read takes twice as long as the configuration is fresh, by `clock`."""
+    """Each read takes twice as long as the configuration is fresh, by its own `time`."""
 
     def __init__(self) -> None:
         self.time = 1000.0

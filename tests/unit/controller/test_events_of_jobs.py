@@ -11,6 +11,8 @@ from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import pytorchjob
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
+from tests.unit.controller.silent_readers import Silent
+
 SIZE = 3
 REPLICAS = {"Master": {"replicas": 1}, "Worker": {"replicas": SIZE - 1}}
 OWNER = {"apiVersion": API_VERSION, "kind": KIND, "name": "run", "uid": "u"}
@@ -49,18 +51,6 @@ class Api:
             self.lists_of_events += 1
             return [REFUSED]
         return [pod(number) for number in range(self.pods)]
-
-
-class Silent:
-    """Stands in for the readers of nodes and progress: there is nothing to read."""
-
-    async def of(self, *_: Any) -> dict[str, Any]:
-        return {}
-
-    def reading(self, _: Any) -> None:
-        return None
-
-    silence = reading
 
 
 def pod(number: int) -> dict[str, Any]:
@@ -121,9 +111,8 @@ async def test_of_a_run_without_pods_events_show_why(api: Api, reader: SnapshotR
     assert (await reader.read(status())).events == ()
 
 
-async def test_a_recipe_of_the_same_name_begins_again(api: Api, reader: SnapshotReader) -> None:
-    api.pods = 1
+async def test_a_forgotten_run_is_judged_as_after_a_restart(api: Api, reader: SnapshotReader) -> None:
     await reader.read(status())
     reader.forget(status().key)
-    reader.job_created(status().key)
-    assert (await reader.read(status())).events == ()
+    api.pods = 1
+    assert (await reader.read(status())).events == (REFUSED,)

@@ -25,6 +25,8 @@ from megatron_operator.lifecycle.actions import DeletePods, ForceDeletePods, Rep
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import trainjob
 
+from tests.unit.controller.silent_readers import Silent
+
 TRAINJOBS = TRAINING_JOBS["TrainJob"]
 
 OWNER = {"apiVersion": API_VERSION, "kind": KIND, "name": "run", "uid": "u"}
@@ -79,18 +81,6 @@ def status_of(recorded: str | None, **fields: Any) -> StatusBuilder:
 def reader(api: Any, *kinds: str) -> SnapshotReader:
     unused: Any = Silent()
     return SnapshotReader(api, unused, unused, Caches(kinds or tuple(VERSIONS)))
-
-
-class Silent:
-    """Stands in for the readers of nodes and progress: there is nothing to read."""
-
-    async def of(self, *_: Any) -> dict[str, Any]:
-        return {}
-
-    def reading(self, _: Any) -> None:
-        return None
-
-    silence = reading
 
 
 def found(api: Any, recorded: str | None = None) -> Any:
