@@ -94,7 +94,7 @@ async def measure(scenario: Scenario, seconds: float) -> str:
     beside = [RecipeKey(f"beside-{number}", "run") for number in range(scenario.runs)]
     async with Pods().running() as pods:
         settings = Settings(progress_url=pods.url, progress_interval=INTERVAL)
-        poller = ProgressPoller(settings, lambda _key: None, time.time)
+        poller = ProgressPoller(settings, lambda _key, _patience: None, time.time)
         for key in beside:
             poller.watch(key, targets(scenario.silent, scenario.answering))
         poller.watch(HEALTHY, targets(0, 2))

@@ -34,7 +34,7 @@ from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.controller.traces import TraceSender
-from megatron_operator.controller.workqueue import COALESCE, WorkQueue
+from megatron_operator.controller.workqueue import COALESCE, NORMAL, URGENT, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of, backend_of_kind
 
@@ -65,14 +65,16 @@ class Operator:
     def start(self) -> None:
         """Start all tasks."""
         settings = self.settings
-        self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
+        self.poller = ProgressPoller(
+            settings, lambda key, patience: self.queue.add(key, 0, patience), self.api.clock.now
+        )
         watch = NodeWatch(self.api, self._missed) if settings.node_discovery else None
         nodes = NodeReader(self.api, watch, allowed=settings.node_discovery)
         self.caches = Caches(settings.job_kinds)
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches, watch)
         self._workers = PlanWorkers()
-        self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0))
+        self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0, URGENT))
         self._planner = asyncio.create_task(self._planning.start(), name="planner")
         capacity = CapacityFinder(
             self.api, self._planning, watch, self.caches, allowed=settings.node_discovery
@@ -150,23 +152,27 @@ class Operator:
         if self._seen.get(key) != version:
             self._seen[key] = version
             self._planning.recipe_changed(key)
-            self.queue.add(key, 0)
+            observed = (body.get("status") or {}).get("observedGeneration")
+            self.queue.add(key, 0, NORMAL if observed == version[1] else URGENT)
 
-    def child_event(self, body: dict[str, Any]) -> None:
-        """An object of a recipe changed."""
+    def child_event(self, body: dict[str, Any], *, lost: bool = False) -> None:
+        """An object of a recipe changed. `lost`: its run cannot go on with it."""
         key = _recipe_of(body)
-        self.queue.add(key, START_COALESCE if key in self._starting else COALESCE)
+        if lost:
+            self.queue.add(key, patience=URGENT)
+        else:
+            self.queue.add(key, START_COALESCE if key in self._starting else COALESCE)
 
     def job_event(self, body: dict[str, Any], gone: bool) -> None:
         """A training job of a recipe changed."""
         _update(self.caches.jobs[backend_of(body).KIND], body, gone=gone)
-        self.child_event(body)
+        self.child_event(body, lost=gone)
 
     def pod_event(self, body: dict[str, Any], gone: bool) -> None:
         """A pod of a recipe changed."""
         _update(self.caches.pods, body, gone=gone)
         self.snapshots.cache_pod_end(_recipe_of(body), body)
-        self.child_event(body)
+        self.child_event(body, lost=gone or (body.get("status") or {}).get("phase") == "Failed")
 
     async def _watch_config(self) -> None:
         """Reconcile recipes that wait or were refused after the platform or the catalog has changed."""

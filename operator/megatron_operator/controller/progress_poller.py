@@ -14,6 +14,7 @@ from megatron_contract.wire import WireError, load_json
 from megatron_operator.controller.pod_http import AnswerError, fetch
 from megatron_operator.controller.polled_pod import PolledPod, Slots, Standing
 from megatron_operator.controller.settings import Settings
+from megatron_operator.controller.workqueue import NORMAL, ROUTINE, URGENT
 from megatron_operator.lifecycle.progress_reading import (
     ProgressReading,
     ProgressTarget,
@@ -87,12 +88,27 @@ def _notable(report: ProgressReport, *, resting: bool) -> tuple[Any, ...]:
     """What a recipe is reconciled for."""
     slow = {each.rank for each in report.stragglers}
     iteration = None if resting else report.iteration
-    state = report.phase, report.generation, report.checkpoint_iteration
-    return *state, iteration, report.incidents, report.warnings, slow
+    return report.phase, report.checkpoint_iteration, iteration, report.warnings, slow
+
+
+def _disturbance(report: ProgressReport) -> tuple[Any, ...]:
+    """What a recipe is reconciled for before others are."""
+    return report.generation, report.incidents
+
+
+def _patience(before: ProgressReport | None, report: ProgressReport, *, resting: bool) -> float | None:
+    """How long the recipe may wait to be reconciled for this answer; None where it need not be."""
+    if before is None:
+        return NORMAL
+    if _disturbance(before) != _disturbance(report):
+        return URGENT
+    return None if _notable(before, resting=resting) == _notable(report, resting=resting) else NORMAL
 
 
 class ProgressPoller:
     """Polls pods, keeps the last answer of each run, and notifies of runs whose answer changed.
+
+    `notify` gets the patience with which the recipe is to be reconciled, as `WorkQueue.add` takes it.
 
     Each run is polled in rounds of its own. A round waits for its pods, except for those that let the last
     request time out: they rest, are asked again less and less often, and do not delay the others' answers.
@@ -100,7 +116,7 @@ class ProgressPoller:
     """
 
     def __init__(
-        self, settings: Settings, notify: Callable[[RecipeKey], None], now: Callable[[], float]
+        self, settings: Settings, notify: Callable[[RecipeKey, float], None], now: Callable[[], float]
     ) -> None:
         self._settings = settings
         self._notify = notify
@@ -189,18 +205,20 @@ class ProgressPoller:
             if pod.report is not None and pod.answered >= began
         }
         moment = time.monotonic()
-        changed = moment - run.notified >= REMIND
+        patience = None
         if reports:
             self._answering.add(key)
-            changed = self._publish(run, reports) or changed
+            patience = self._publish(run, reports)
         elif due:
             self._answering.discard(key)
-        if changed:
+        if patience is None and moment - run.notified >= REMIND:
+            patience = ROUTINE
+        if patience is not None:
             run.notified = moment
-            self._notify(key)
+            self._notify(key, patience)
 
-    def _publish(self, run: _Run, reports: dict[int, ProgressReport]) -> bool:
-        """Set the run's reading; returns whether to reconcile its recipe."""
+    def _publish(self, run: _Run, reports: dict[int, ProgressReport]) -> float | None:
+        """Set the run's reading; returns with which patience to reconcile its recipe, None if not at all."""
         report = merge_reports(reports)
         answered = max(pod.answered for pod in run.pods.values())
         before = None if run.reading is None else run.reading.report
@@ -212,8 +230,7 @@ class ProgressPoller:
         restarts = sum(each.rank_restarts for each in reports.values())
         run.answered = answered
         run.reading = ProgressReading(report, self._now(), restarts, answered - run.moved, reached)
-        resting = run.resting
-        return before is None or _notable(before, resting=resting) != _notable(report, resting=resting)
+        return _patience(before, report, resting=run.resting)
 
     async def _ask(self, key: RecipeKey, run: _Run, pod: PolledPod) -> None:
         """Send a pod one request, and record what becomes of it."""

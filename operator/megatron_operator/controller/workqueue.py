@@ -1,10 +1,13 @@
-"""A deduplicating work queue that retries with back-off."""
+"""A deduplicating work queue that serves what is urgent first and retries with back-off."""
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from megatron_operator.api.errors import described
@@ -22,24 +25,46 @@ LAST_RETRY: Final = 30.0
 COALESCE: Final = 0.1
 """Seconds for which events of one recipe are collected before it is reconciled."""
 
+URGENT: Final = 0.0
+"""Patience of a key whose recipe was edited, or whose run was disturbed."""
+NORMAL: Final = 5.0
+"""Patience of a key of which anything else has changed."""
+ROUTINE: Final = 30.0
+"""Patience of a key of which nothing is known to have changed. One that is due again after a shorter time, as
+its reconcile has asked for, is as patient as that time is long."""
+
 Reconcile = Callable[[RecipeKey], Awaitable[float | None]]
 """Returns the seconds until the next reconcile, or None to wait for an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    """When a key becomes due, by the clock of the event loop, and with which patience."""
+
+    due: float
+    patience: float
+    handle: asyncio.Handle
 
 
 class WorkQueue:
     """Runs `reconcile` for each key that was added, never twice at the same time for one key.
 
-    Level-triggered: a key means that something may have changed, not what.
+    Level-triggered: a key means that something may have changed, not what. Keys are served in the order of
+    the time at which they are due plus their patience, in seconds: the urgent ones overtake the others, and
+    none waits for ever.
     """
 
     def __init__(self, reconcile: Reconcile, workers: int) -> None:
         self._reconcile = reconcile
         self._workers = workers
-        self._ready: asyncio.Queue[RecipeKey] = asyncio.Queue()
-        self._waiting: set[RecipeKey] = set()
+        self._ready: asyncio.PriorityQueue[tuple[float, int, RecipeKey]] = asyncio.PriorityQueue()
+        self._entries = itertools.count()
+        self._waiting: dict[RecipeKey, float] = {}
+        """Keys that no worker has taken yet, and the time by which they are ordered."""
         self._working: set[RecipeKey] = set()
-        self._again: set[RecipeKey] = set()
-        self._timers: dict[RecipeKey, tuple[float, asyncio.Handle]] = {}
+        self._again: dict[RecipeKey, float] = {}
+        """Keys that became due while they were reconciled, and their patience."""
+        self._timers: dict[RecipeKey, _Timer] = {}
         self._failures: dict[RecipeKey, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -54,8 +79,8 @@ class WorkQueue:
     async def stop(self, grace: float = 0.0) -> None:
         """Start no other reconcile, and cancel those that still run after `grace` seconds."""
         self._stopping = True
-        for _, timer in self._timers.values():
-            timer.cancel()
+        for timer in self._timers.values():
+            timer.handle.cancel()
         self._timers.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
@@ -68,33 +93,40 @@ class WorkQueue:
         """Whether all workers run."""
         return all(not task.done() for task in self._tasks)
 
-    def add(self, key: RecipeKey, delay: float = COALESCE) -> None:
-        """Reconcile this recipe after `delay` seconds, or earlier if that is already scheduled."""
+    def add(self, key: RecipeKey, delay: float = COALESCE, patience: float = NORMAL) -> None:
+        """Reconcile this recipe after `delay` seconds, or earlier if that is already scheduled.
+
+        Where it is scheduled or waits, the shorter patience holds.
+        """
         if self._stopping:
             return
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
-        if key in self._timers:
-            scheduled, timer = self._timers[key]
-            if scheduled <= due:
+        if (timer := self._timers.get(key)) is not None:
+            if timer.due <= due and timer.patience <= patience:
                 return
-            timer.cancel()
-        self._timers[key] = (due, loop.call_later(delay, self._due, key))
+            timer.handle.cancel()
+            due, patience = min(due, timer.due), min(patience, timer.patience)
+        self._timers[key] = _Timer(due, patience, loop.call_at(due, self._due, key, patience))
 
-    def _due(self, key: RecipeKey) -> None:
+    def _due(self, key: RecipeKey, patience: float) -> None:
         self._timers.pop(key, None)
         if key in self._working:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._waiting.add(key)
-            self._ready.put_nowait(key)
-            QUEUE_LENGTH.set(self._ready.qsize())
+            self._again[key] = min(patience, self._again.get(key, patience))
+            return
+        order = asyncio.get_running_loop().time() + patience
+        if order < self._waiting.get(key, math.inf):
+            self._waiting[key] = order
+            self._ready.put_nowait((order, next(self._entries), key))
+            QUEUE_LENGTH.set(len(self._waiting))
 
     async def _work(self) -> None:
         while True:
-            key = await self._ready.get()
-            QUEUE_LENGTH.set(self._ready.qsize())
-            self._waiting.discard(key)
+            order, _, key = await self._ready.get()
+            if self._waiting.get(key) != order:
+                continue  # it was added again with less patience, and has been served
+            del self._waiting[key]
+            QUEUE_LENGTH.set(len(self._waiting))
             if self._stopping:
                 continue
             self._working.add(key)
@@ -109,14 +141,13 @@ class WorkQueue:
                 RECONCILES.labels("done").inc()
                 self._failures.pop(key, None)
                 if delay is not None:
-                    self.add(key, delay)
+                    self.add(key, delay, min(delay, ROUTINE))
             finally:
                 self._working.discard(key)
                 if not self._working:
                     self._idle.set()
-                if key in self._again:
-                    self._again.discard(key)
-                    self.add(key)
+                if (patience := self._again.pop(key, None)) is not None:
+                    self.add(key, patience=patience)
 
     def _retry(self, key: RecipeKey, error: Exception) -> None:
         count = self._failures.get(key, 0)

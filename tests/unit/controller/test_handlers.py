@@ -14,7 +14,7 @@ from megatron_operator.controller.api_client import PAGE
 from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.settings import Settings
-from megatron_operator.controller.workqueue import COALESCE
+from megatron_operator.controller.workqueue import COALESCE, NORMAL, URGENT
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
 
@@ -22,10 +22,10 @@ class Queue:
     """Records what is enqueued."""
 
     def __init__(self) -> None:
-        self.added: list[tuple[RecipeKey, float]] = []
+        self.added: list[tuple[RecipeKey, float, float]] = []
 
-    def add(self, key: RecipeKey, delay: float = COALESCE) -> None:
-        self.added.append((key, delay))
+    def add(self, key: RecipeKey, delay: float = COALESCE, patience: float = NORMAL) -> None:
+        self.added.append((key, delay, patience))
 
 
 def recipe(phase: str | None = None) -> dict[str, Any]:
@@ -54,6 +54,13 @@ class Planning:
         self.changed.append(key)
 
 
+class Snapshots:
+    """Keeps no end of a pod."""
+
+    def cache_pod_end(self, *_: object) -> None:
+        """Nothing is read of it."""
+
+
 @pytest.fixture
 def operator() -> Any:
     operator: Any = Operator(Settings(), None, None)  # type: ignore[arg-type]
@@ -64,13 +71,40 @@ def operator() -> Any:
 def delay_of_the_next(operator: Any) -> float:
     operator.queue.added.clear()
     operator.job_event(JOB, gone=False)
-    ((_, delay),) = operator.queue.added
+    ((_, delay, _),) = operator.queue.added
     return float(delay)
 
 
-def test_a_new_recipe_is_reconciled_at_once(operator: Any) -> None:
+def test_a_new_recipe_is_reconciled_at_once_and_before_others(operator: Any) -> None:
     operator.recipe_event(recipe(), gone=False)
-    assert operator.queue.added == [(RecipeKey("default", "run"), 0)]
+    assert operator.queue.added == [(RecipeKey("default", "run"), 0, URGENT)]
+
+
+def test_after_a_restart_edited_recipes_are_reconciled_before_those_whose_status_is_up_to_date(
+    operator: Any,
+) -> None:
+    known, edited = recipe(Phase.TRAINING), recipe(Phase.TRAINING)
+    for each, observed in ((known, 1), (edited, 0)):
+        each["status"]["observedGeneration"] = observed
+    edited["metadata"]["name"] = "edited"
+    for each in (known, edited):
+        operator.recipe_event(each, gone=False)
+    assert [patience for _, _, patience in operator.queue.added] == [NORMAL, URGENT]
+
+
+@pytest.mark.parametrize(
+    ("phase", "gone", "patience"),
+    [("Running", False, NORMAL), ("Failed", False, URGENT), ("Running", True, URGENT)],
+)
+def test_a_pod_that_a_run_has_lost_is_more_urgent_than_its_other_events(
+    operator: Any, phase: str, gone: bool, patience: float
+) -> None:
+    operator.recipe_event(recipe(Phase.STARTING), gone=False)
+    operator.queue.added.clear()
+    operator.snapshots = Snapshots()
+    operator.pod_event(JOB | {"status": {"phase": phase}}, gone=gone)
+    delay = COALESCE if patience == URGENT else START_COALESCE
+    assert operator.queue.added == [(RecipeKey("default", "run"), delay, patience)]
 
 
 def test_only_a_new_generation_needs_a_configuration_that_is_read_since(operator: Any) -> None:

@@ -55,7 +55,7 @@ def without_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 def poller_of(pods: Pods) -> ProgressPoller:
     """A poller that polls without a pause between two rounds."""
     settings = Settings(progress_url=pods.url, progress_interval=0.0)
-    return ProgressPoller(settings, lambda _key: None, time.time)
+    return ProgressPoller(settings, lambda _key, _patience: None, time.time)
 
 
 class Scripted(ProgressPoller):
@@ -65,7 +65,7 @@ class Scripted(ProgressPoller):
         self.behaviour: dict[str, Any] = {}
         self.polls: Counter[str] = Counter()
         self.notified: list[RecipeKey] = []
-        super().__init__(Settings(**settings), self.notified.append, time.time)
+        super().__init__(Settings(**settings), lambda key, _patience: self.notified.append(key), time.time)
         self.targets = tuple(ProgressTarget(pod, "10.0.0.1", rank) for rank, pod in enumerate(pods))
         self.watch(RUN, self.targets)
 

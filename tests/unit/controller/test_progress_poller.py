@@ -12,6 +12,7 @@ from megatron_contract.progress import ProgressReport
 from megatron_operator.controller import progress_poller
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.settings import Settings
+from megatron_operator.controller.workqueue import NORMAL, ROUTINE, URGENT
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -32,8 +33,9 @@ class OnePodPoller(ProgressPoller):
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.report: dict[str, Any] | None = REPORT
-        self.notified: list[RecipeKey] = []
-        super().__init__(Settings(), self.notified.append, now)
+        self.notified: list[float] = []
+        """The patience of each notification."""
+        super().__init__(Settings(), lambda _key, patience: self.notified.append(patience), now)
         self.key = RecipeKey("default", "run")
         self.watch(self.key, (TARGET,))
 
@@ -85,7 +87,7 @@ def test_progress_incidents_and_warnings_notify_and_other_changes_do_not() -> No
 async def fetch(body: bytes) -> ProgressReport | None:
     """What a poller makes of the answer of a real server."""
     async with once(ok(body)).running() as pod:
-        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key: None, time.time)
+        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key, _patience: None, time.time)
         key = RecipeKey("default", "run")
         poller.watch(key, (TARGET,))
         await poll_once(poller, key)
@@ -141,7 +143,7 @@ async def test_an_answer_that_json_cannot_hold_is_logged_and_ignored(
 
 async def test_a_pod_that_is_refused_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async with once(ok(b"[]")).running() as pod:
-        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key: None, time.time)
+        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key, _patience: None, time.time)
         key = RecipeKey("default", "run")
         poller.watch(key, (TARGET,))
         with caplog.at_level(logging.WARNING):
@@ -184,7 +186,7 @@ async def test_the_event_loop_has_a_turn_between_two_answers(monkeypatch: Any) -
 
     monkeypatch.setattr(progress_poller, "fetch", answer)
     monkeypatch.setattr(progress_poller, "load_json", parse)
-    poller = ProgressPoller(Settings(), lambda _key: None, time.time)
+    poller = ProgressPoller(Settings(), lambda _key, _patience: None, time.time)
     key = RecipeKey("default", "run")
     poller.watch(key, tuple(ProgressTarget(f"run-worker-{rank}", "10.0.0.1", rank) for rank in range(8)))
     counter = asyncio.create_task(count())
@@ -198,7 +200,7 @@ async def test_the_silence_of_a_pod_has_its_cause() -> None:
     async with refused.running():
         pass
     for pod, cause in ((refused, "onnect"), (once(ok(b"[]")), "ProgressReport: expected an object")):
-        poller = ProgressPoller(Settings(), lambda _key: None, time.time)
+        poller = ProgressPoller(Settings(), lambda _key, _patience: None, time.time)
         key = RecipeKey("default", "run")
         poller.watch(key, (TARGET,))
         if pod is refused:
@@ -212,6 +214,23 @@ async def test_the_silence_of_a_pod_has_its_cause() -> None:
         assert silence is not None
         assert silence.problem.startswith("run-master-0: ")
         assert cause in silence.problem
+
+
+@pytest.mark.parametrize(
+    ("change", "patience"),
+    [
+        ({"generation": 2}, URGENT),
+        ({"incidents": [{"generation": 2, "detectedAt": 1.0}]}, URGENT),
+        ({"iteration": 8}, NORMAL),
+        ({"phase": "evaluating"}, NORMAL),
+    ],
+)
+def test_a_failure_is_more_urgent_than_progress(change: dict[str, Any], patience: float) -> None:
+    poller = OnePodPoller()
+    poller.poll()
+    poller.report = REPORT | change
+    poller.poll()
+    assert poller.notified == [NORMAL, patience]
 
 
 def test_a_reading_has_the_last_iteration_of_the_generation_before() -> None:
@@ -235,7 +254,8 @@ def test_iterations_of_a_resting_run_notify_only_after_a_while_and_changes_of_it
         moment[0] += 1
         poller.report = REPORT | {"iteration": iteration}
         poller.poll()
-        assert len(poller.notified) == (1 if moment[0] < 100 + progress_poller.REMIND else 2)
+        due = moment[0] >= 100 + progress_poller.REMIND
+        assert poller.notified == ([NORMAL, ROUTINE] if due else [NORMAL])
     poller.report = REPORT | {"iteration": 90, "phase": "evaluating"}
     poller.poll()
     assert len(poller.notified) == 3
