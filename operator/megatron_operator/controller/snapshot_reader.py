@@ -5,8 +5,9 @@ from typing import Final
 
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
-from megatron_operator.controller.api_client import EVENTS, TRAINING_JOBS, ApiClient, templates_of
+from megatron_operator.controller.api_client import TRAINING_JOBS, ApiClient, templates_of
 from megatron_operator.controller.children import pods_of_role
+from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
@@ -70,6 +71,7 @@ class SnapshotReader:
         self._nodes = nodes
         self._watch = watch
         self._poller = poller
+        self._events = JobEvents(api)
         self._ends: dict[RecipeKey, dict[str, PodEnd]] = {}
         self._incomplete: dict[RecipeKey, int] = {}
         """Number of pods of the runs that lacked some when they were read last."""
@@ -150,14 +152,13 @@ class SnapshotReader:
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
         if self._creation_stands_still(key, snapshot):
-            snapshot = replace(snapshot, events=await self._events_of_job(snapshot))
+            snapshot = replace(snapshot, events=await self._events.of(snapshot.existing_job))
         return await self._with_ends_from_events(status, snapshot)
 
     def _creation_stands_still(self, key: RecipeKey, snapshot: RunSnapshot) -> bool:
         """Whether the run lacks pods, and has no more of them than when it was read last, if it was.
 
-        The API server goes through all Events of a namespace to find those of a job, which takes seconds
-        where hundreds of runs start.
+        Only then are Events read: the API server goes through all of the namespace.
         """
         if snapshot.job_phase is not JobPhase.ACTIVE or len(snapshot.pods) >= snapshot.size:
             self._incomplete.pop(key, None)
@@ -165,16 +166,6 @@ class SnapshotReader:
         count = len(snapshot.pods)
         before, self._incomplete[key] = self._incomplete.get(key, count), count
         return before == count
-
-    async def _events_of_job(self, snapshot: RunSnapshot) -> tuple[Object, ...]:
-        backend, job = snapshot.backend, snapshot.existing_job
-        events = [
-            event
-            for selector in backend.event_selectors(job)
-            for event in await self._api.find(EVENTS, job["metadata"]["namespace"], fields=selector)
-            if backend.is_event_of(job, event)
-        ]
-        return tuple(events)
 
     def from_cache(self, status: StatusBuilder) -> RunSnapshot | None:
         """The run as the watches delivered it, without any request.

@@ -81,6 +81,10 @@ class JobBackend(Protocol):
     def TEMPLATE_PLURAL(self) -> str | None:
         """Resource of the object of its name that has the pod templates; None if the job has them."""
 
+    @property
+    def EVENT_SELECTORS(self) -> tuple[str, ...]:
+        """Field selectors of the warnings about pods that jobs of this kind cannot create."""
+
     def job(self, owner: Owner, plan: Plan, template: Manifest, queue: str | None) -> Manifest:
         """The job of a plan. With a Kueue queue it is created suspended; Kueue resumes it.
 
@@ -120,8 +124,5 @@ class JobBackend(Protocol):
     def replaced_with(self, pod: dict[str, Any]) -> Manifest | None:
         """The batch Job to delete so that a pod is replaced; None where the end of the pod suffices."""
 
-    def event_selectors(self, job: dict[str, Any]) -> list[str]:
-        """Field selectors of the warnings about pods that the job cannot create."""
-
     def is_event_of(self, job: dict[str, Any], event: dict[str, Any]) -> bool:
-        """Whether an Event found by one of those selectors is about this job."""
+        """Whether an Event found by one of EVENT_SELECTORS is about this job."""

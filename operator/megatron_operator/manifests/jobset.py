@@ -28,6 +28,11 @@ PATCHES_TEMPLATES: Final = False
 """JobSet refuses changes of its pod templates, except of few fields while it is suspended."""
 REPLACES_PODS: Final = False
 TEMPLATE_PLURAL: Final = None
+EVENT_SELECTORS: Final = (
+    f"involvedObject.kind={KIND},type=Warning",
+    "involvedObject.kind=Job,reason=FailedCreate,type=Warning",
+)
+"""Warnings about JobSets, which create Jobs, and about Jobs that cannot create their pods."""
 
 LABEL_JOB_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 LABEL_JOB_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
@@ -208,20 +213,6 @@ def replaced_with(pod: dict[str, Any]) -> Manifest | None:
             reference = {"namespace": metadata["namespace"], "name": owner["name"], "uid": owner["uid"]}
             return {"metadata": reference}
     return None
-
-
-def event_selectors(job: dict[str, Any]) -> list[str]:
-    """Warnings about the JobSet, which creates the Jobs, and of Jobs that cannot create their pods.
-
-    No selector matches only the Jobs of one JobSet: it compares names as a whole.
-    """
-    of_jobs = "involvedObject.kind=Job,reason=FailedCreate,type=Warning"
-    return [warnings_about(KIND, job["metadata"]["name"]), of_jobs]
-
-
-def warnings_about(kind: str, name: str) -> str:
-    """Field selector of the warnings about one object."""
-    return f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
 
 
 def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:

@@ -19,6 +19,7 @@ CONTROLLER = "the Kubeflow training-operator"
 PATCHES_TEMPLATES = True
 REPLACES_PODS = True
 TEMPLATE_PLURAL = None
+EVENT_SELECTORS = (f"involvedObject.kind={KIND},type=Warning",)
 LABEL_JOB_NAME = "training.kubeflow.org/job-name"
 LABEL_REPLICA_TYPE = "training.kubeflow.org/replica-type"
 LABEL_REPLICA_INDEX = "training.kubeflow.org/replica-index"
@@ -133,12 +134,6 @@ def replaced_with(pod: dict[str, Any]) -> Manifest | None:
     return None
 
 
-def event_selectors(job: dict[str, Any]) -> list[str]:
-    """Warnings about the job itself."""
-    return [f"involvedObject.uid={job['metadata']['uid']},type=Warning"]
-
-
 def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:
-    """Whether an Event is about the job: always, as `event_selectors` name the job's UID."""
-    del job, event
-    return True
+    """Whether an Event is about this job, not about an earlier one of its name."""
+    return bool(event["involvedObject"].get("uid") == job["metadata"]["uid"])

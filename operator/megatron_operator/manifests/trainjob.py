@@ -22,6 +22,8 @@ CONTROLLER: Final = "Kubeflow Trainer v2 (kubeflow.org/trainer)"
 PATCHES_TEMPLATES: Final = False
 REPLACES_PODS: Final = False
 TEMPLATE_PLURAL: Final = "trainingruntimes"
+EVENT_SELECTORS: Final = (f"involvedObject.kind={KIND},type=Warning", *jobset.EVENT_SELECTORS)
+"""Warnings about TrainJobs, JobSets and Jobs: each reports what it cannot create."""
 LABEL_JOB_NAME: Final = jobset.LABEL_JOB_NAME
 
 RUNTIME_KIND: Final = "TrainingRuntime"
@@ -115,11 +117,6 @@ job_name = jobset.job_name
 node_rank = jobset.node_rank
 stable_name = jobset.stable_name
 replaced_with = jobset.replaced_with
-
-
-def event_selectors(job: dict[str, Any]) -> list[str]:
-    """Warnings about the TrainJob, its JobSet and Jobs: each reports what it cannot create."""
-    return [jobset.warnings_about(KIND, job["metadata"]["name"]), *jobset.event_selectors(job)]
 
 
 def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:

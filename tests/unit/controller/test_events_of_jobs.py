@@ -1,10 +1,13 @@
-"""The Events of a job are read only where its pods do not become more."""
+"""The Events of jobs are read only where pods do not become more, and by all runs together."""
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.controller.api_client import EVENTS, JOBS, Resource
+from megatron_operator.controller.job_events import RECENT, JobEvents
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -16,6 +19,7 @@ from tests.unit.controller.silent_readers import Silent
 SIZE = 3
 REPLICAS = {"Master": {"replicas": 1}, "Worker": {"replicas": SIZE - 1}}
 OWNER = {"apiVersion": API_VERSION, "kind": KIND, "name": "run", "uid": "u"}
+OTHER_NAMESPACE = "team-b"
 JOB: dict[str, Any] = {
     "apiVersion": "kubeflow.org/v1",
     "kind": "PyTorchJob",
@@ -116,3 +120,87 @@ async def test_a_forgotten_run_is_judged_as_after_a_restart(api: Api, reader: Sn
     reader.forget(status().key)
     api.pods = 1
     assert (await reader.read(status())).events == (REFUSED,)
+
+
+def job(name: str, namespace: str = "default") -> dict[str, Any]:
+    return JOB | {"metadata": JOB["metadata"] | {"name": name, "namespace": namespace, "uid": f"uid-{name}"}}
+
+
+def warning(name: str) -> dict[str, Any]:
+    return REFUSED | {"involvedObject": {"kind": "PyTorchJob", "name": name, "uid": f"uid-{name}"}}
+
+
+class SlowEvents:
+    """An API server that answers lists of Events when it is allowed to."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.events = list(events)
+        self.asked: list[tuple[str, str]] = []
+        self.go = asyncio.Event()
+
+    async def find(self, _resource: Resource, namespace: str, *, fields: str) -> list[Any]:
+        self.asked.append((namespace, fields))
+        await self.go.wait()
+        return self.events
+
+
+async def test_runs_that_wait_share_a_list_of_events_and_each_sees_its_own() -> None:
+    api: Any = SlowEvents(*(warning(f"run-{number}") for number in range(50)))
+    events = JobEvents(api)
+    reads = [asyncio.create_task(events.of(job(f"run-{number}"))) for number in range(60)]
+    await asyncio.sleep(0)
+    api.go.set()
+    found = await asyncio.gather(*reads)
+    assert len(api.asked) == 1
+    assert [[each["involvedObject"]["name"] for each in one] for one in found] == [
+        *([f"run-{number}"] for number in range(50)),
+        *([] for _ in range(10)),
+    ]
+
+
+async def test_a_list_is_used_for_a_while_after_it_was_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    api: Any = SlowEvents(warning("run"))
+    events = JobEvents(api)
+    api.go.set()
+    for moment[0], lists in ((100.0, 1), (100.0 + RECENT - 0.1, 1), (100.0 + RECENT, 2)):
+        assert await events.of(job("run")) == (warning("run"),)
+        assert len(api.asked) == lists
+
+
+async def test_namespaces_have_lists_of_their_own() -> None:
+    api: Any = SlowEvents(warning("run"))
+    events = JobEvents(api)
+    api.go.set()
+    await events.of(job("run"))
+    await events.of(job("run", OTHER_NAMESPACE))
+    assert [namespace for namespace, _ in api.asked] == ["default", OTHER_NAMESPACE]
+
+
+async def test_a_list_that_fails_is_read_again_by_the_next_run() -> None:
+    class Failing(SlowEvents):
+        async def find(self, resource: Resource, namespace: str, *, fields: str) -> list[Any]:
+            found = await super().find(resource, namespace, fields=fields)
+            if len(self.asked) == 1:
+                raise ConnectionResetError
+            return found
+
+    api: Any = Failing(warning("run"))
+    events = JobEvents(api)
+    api.go.set()
+    with pytest.raises(ConnectionResetError):
+        await events.of(job("run"))
+    assert await events.of(job("run")) == (warning("run"),)
+
+
+async def test_lists_that_nobody_asks_for_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    api: Any = SlowEvents()
+    events = JobEvents(api)
+    api.go.set()
+    await events.of(job("run"))
+    moment[0] += RECENT
+    await events.of(job("run", OTHER_NAMESPACE))
+    assert [namespace for namespace, _ in events._lists] == [OTHER_NAMESPACE]
