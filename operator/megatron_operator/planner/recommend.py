@@ -286,10 +286,8 @@ def _reasons(
     if found.expected is not None and found.train_iters:
         seconds = found.expected.step_seconds * found.train_iters
         yield f"{duration(seconds)} for its {found.train_iters:,} iterations, as estimated"
-    if entry.planned_only is not None:
-        yield f"planned only, and not started: {entry.planned_only}"
-    elif not entry.starts:
-        yield "run by Megatron-Bridge, whose loop this operator does not start yet"
+    if not entry.starts:
+        yield f"planned only, and not started: {entry.obstacle}"
 
 
 def _splitting_function(entry: Entry, seq_length: int | None) -> PublishedLayout | None:

@@ -199,6 +199,12 @@ def test_a_model_that_is_planned_only_is_named_with_its_reason(model: str, name:
     assert any("planned only" in each and reason in each for each in best.reasons)
 
 
+def test_a_model_whose_kernels_the_image_lacks_is_named_with_them() -> None:
+    best = choices("qwen3-next-80b-a3b-sft", 64, mode="sft")[0]
+    (reason,) = (each for each in best.reasons if each.startswith("planned only"))
+    assert "lacks the kernels of its gated delta net (flash-linear-attention)" in reason
+
+
 def test_another_mode_of_a_model_that_is_planned_only_is_offered_as_such() -> None:
     expected = "set --mode pretrain, for which it has minimax-m2, planned only"
     with pytest.raises(InvalidRecipeError, match=expected):
