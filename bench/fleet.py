@@ -59,6 +59,13 @@ GANGS: Final = ("coscheduling", "kubernetes")
 GANG_SECONDS: Final = 60
 """`gangScheduling.scheduleTimeoutSeconds`: on few cores the scheduler takes seconds for a gang of 64 pods."""
 ENDED: Final = ("Succeeded", "Failed")
+PRIORITY_CLASS: Final[Object] = {
+    "apiVersion": "scheduling.k8s.io/v1",
+    "kind": "PriorityClass",
+    "metadata": {"name": "megatron-recovery"},
+    "value": 1,
+    "preemptionPolicy": "Never",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ class Options:
     limit: float
     """Minutes after which the bench gives up, and names what is stuck."""
     gangs: str
+    cordon: bool
+    priority: bool
     mix: str
     rate: float
     repair_hours: float
@@ -102,14 +111,17 @@ def spec(plan: RunPlan, trainer: Trainer, factor: float) -> Object:
     return body
 
 
-def platform(gangs: str, scheduler: str) -> Object:
+def platform(options: Options, scheduler: str) -> Object:
     """One pod a node, and gangs of a scheduler with this name."""
     profile = PLATFORM["accelerators"]["simulated"] | {"resources": {"cpu": "40", "memory": "64Gi"}}
-    options: Object = {"scheduler": scheduler, "scheduleTimeoutSeconds": GANG_SECONDS}
-    if gangs == "kubernetes":
-        options = {"scheduler": "kubernetes"}
+    gangs: Object = {"scheduler": scheduler, "scheduleTimeoutSeconds": GANG_SECONDS}
+    if options.gangs == "kubernetes":
+        gangs = {"scheduler": "kubernetes"}
         profile |= {"podTemplate": {"schedulerName": scheduler}}
-    return PLATFORM | {"accelerators": {"simulated": profile}, "gangScheduling": options}
+    chosen: Object = {"badNodes": {"cordon": True}} if options.cordon else {}
+    if options.priority:
+        chosen["recoveryPriorityClassName"] = PRIORITY_CLASS["metadata"]["name"]
+    return PLATFORM | {"accelerators": {"simulated": profile}, "gangScheduling": gangs} | chosen
 
 
 @dataclass(slots=True)
@@ -167,7 +179,9 @@ def measure(options: Options, folder: Path) -> Measured:
     with control_plane(options.nodes, folder) as bench, contextlib.ExitStack() as stack:
         gangs = {"coscheduling": bench.cluster.gang_scheduling, "kubernetes": bench.cluster.kubernetes_gangs}
         scheduler = stack.enter_context(gangs[options.gangs]())
-        bench.install(platform(options.gangs, scheduler))
+        if options.priority:
+            bench.api.create(PRIORITY_CLASS)
+        bench.install(platform(options, scheduler))
         terminate_pods(bench.api, of_lost_nodes=False)
         bench.create_all(volume(each.name) for each in plans)
         pods, port = FleetPods(), _free_port()
@@ -252,6 +266,10 @@ def main(argv: list[str] | None = None) -> int:
         "--limit", type=float, help="minutes after which it ends; default twice --minutes and 5"
     )
     parser.add_argument("--gangs", choices=GANGS, default="coscheduling", help="what schedules pods together")
+    parser.add_argument("--cordon", action="store_true", help="cordon nodes whose device fails")
+    parser.add_argument(
+        "--priority", action="store_true", help="a PriorityClass for pods of runs that recover"
+    )
     parser.add_argument("--mix", choices=sorted(MIXES), default="llama3", help="causes of the faults")
     parser.add_argument("--rate", type=float, default=1.0, help="faults, in multiples of the published rate")
     parser.add_argument("--repair-hours", type=float, default=24.0, help="until a broken node comes back")
@@ -261,7 +279,11 @@ def main(argv: list[str] | None = None) -> int:
     given = vars(parser.parse_args(argv))
     changed = {name: value for name, value in given.items() if value != parser.get_default(name)}
     words = [
-        f"--{name.replace('_', '-')} {value:g}" if isinstance(value, int | float) else f"--{name} {value}"
+        f"--{name}"
+        if value is True
+        else f"--{name.replace('_', '-')} {value:g}"
+        if isinstance(value, int | float)
+        else f"--{name} {value}"
         for name, value in changed.items()
         if name not in ("logs", "write")
     ]

@@ -239,7 +239,7 @@ class World:
     def _repair(self, node: str) -> None:
         """The node comes back: a lost one finds its containers gone, the others were replaced."""
         why = self._broken[node]
-        if why is Injection.POD_EVICTED:
+        if why in (Injection.POD_EVICTED, Injection.DEVICE_FAILS):  # drained or cordoned
             self._api.patch("Node", None, node, {"spec": {"unschedulable": None}})
         elif why is Injection.NODE_DIES:
             for pod in self._api.list("Pod", NAMESPACE, fieldSelector=f"spec.nodeName={node}"):

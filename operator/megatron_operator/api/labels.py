@@ -36,6 +36,8 @@ ANNOTATION_NODE_CHECK: Final = f"{GROUP}/node-check-result"
 LABEL_POD_GROUP: Final = f"{GROUP}/pod-group"
 """On pods of a gang that Kubernetes' own scheduler places: its PodGroup; also the name of their scheduling
 gate."""
+ANNOTATION_RECOVERY_PRIORITY: Final = f"{GROUP}/recovery-priority-class"
+"""On training jobs: the PriorityClass that pods get with which the run recovers."""
 LABEL_CLIQUE: Final = "nvidia.com/gpu.clique"
 """Set on nodes by NVIDIA's GPU feature discovery: nodes with the same value share an NVLink domain."""
 ANNOTATION_HASH: Final = f"{GROUP}/hash"

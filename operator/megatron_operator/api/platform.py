@@ -259,6 +259,10 @@ class PlatformConfig(ApiModel):
     cluster, `trainjob` Kubeflow Trainer v2, and neither can be combined with `gangScheduling`."""
     gang_scheduling: GangScheduling | None = None
     """Gang scheduling without Kueue; default none."""
+    recovery_priority_class_name: Name | None = None
+    """PriorityClass of pods with which a run recovers: those that replace others, and those of a run that the
+    operator has resized or moved. They are scheduled before pods of runs that wait for nodes. Recipes with a
+    `priorityClassName` or a queue keep theirs. Default none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
     """Limits by namespace; `*` applies to all others."""
     bad_nodes: BadNodes = BadNodes()

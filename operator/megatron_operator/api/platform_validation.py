@@ -37,6 +37,10 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
         )
     ]
     errors += _gang_scheduling_errors(platform, at)
+    priority = platform.recovery_priority_class_name
+    if priority is not None and not NAME.pattern.fullmatch(priority):
+        message = f"invalid name {shown(priority)}"
+        errors.append(FieldError(f"{at}.recoveryPriorityClassName", message, NAME.fix))
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
         field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
         errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))

@@ -201,6 +201,7 @@ def _pods(
         "networkPolicies": platform.network_policies,
         "jobBackend": platform.job_backend,
         "gangScheduling": platform.gang_scheduling,
+        "recoveryPriorityClassName": platform.recovery_priority_class_name,
         "topologyAwareQueues": platform.topology_aware_queues,
         "env": profile.env | (spec.env or {}),
         "envValueFrom": (spec.tracking.credentials() if spec.tracking else {}) | (spec.env_value_from or {}),

@@ -62,6 +62,8 @@ class ResolvedRecipe(ApiModel):
     job_backend: JobBackendName = "pytorchjob"
     """The platform's."""
     gang_scheduling: GangScheduling | None = None
+    recovery_priority_class_name: str | None = None
+    """PriorityClass of pods with which a run recovers, where it has none of its own."""
     """The platform's."""
     topology_aware_queues: bool = False
     """The platform's."""

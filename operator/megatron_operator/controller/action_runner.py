@@ -13,9 +13,10 @@ from megatron_operator.lifecycle.actions import (
     ForceDeletePods,
     PinImage,
     ReplacePods,
+    SetPriorityClass,
 )
 from megatron_operator.lifecycle.object_metadata import Object
-from megatron_operator.manifests import image_pinning, node_avoidance
+from megatron_operator.manifests import image_pinning, node_avoidance, recovery_priority
 from megatron_operator.manifests.job_backends import backend_of_pod
 
 GANG_GRACE: Final = 10
@@ -30,6 +31,8 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
                 await _patch_job(api, job, node_avoidance.merge_patch(job, nodes))
             case PinImage(job, image):
                 await _patch_job(api, job, image_pinning.merge_patch(job, image))
+            case SetPriorityClass(job, name):
+                await _patch_job(api, job, recovery_priority.merge_patch(job, name))
             case DeleteJob(job):
                 await api.delete(training_jobs(job), job)
             case DeletePods(pods):

@@ -68,6 +68,7 @@ SECRETS: Final = Resource("", "v1", "secrets")
 """Created, never read."""
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies")
 NODES: Final = Resource("", "v1", "nodes")
+PRIORITY_CLASSES: Final = Resource("scheduling.k8s.io", "v1", "priorityclasses")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 
 

@@ -43,7 +43,7 @@ from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, weights_obstacle
-from megatron_operator.manifests import gang_token, jobset, pytorchjob, trainjob
+from megatron_operator.manifests import gang_token, jobset, pytorchjob, recovery_priority, trainjob
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.node_avoidance import avoiding
@@ -178,6 +178,8 @@ class Children:
             if (waiting := await self._ensure_before_pods(status, resource, body)) is not None:
                 return waiting
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
+        if status.recovery.outgoing_job is not None:
+            manifest = recovery_priority.recovering(manifest)
         manifest = await self._capacity.without_small_domains(status.key, manifest)
         try:
             if (obstacle := await self._ensure_network_policy(status, desired)) is not None:

@@ -14,7 +14,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
-from megatron_operator.controller.api_client import CONFIG_MAPS, ApiClient
+from megatron_operator.controller.api_client import CONFIG_MAPS, PRIORITY_CLASSES, ApiClient, ApiError
 from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.desired import Config
 from megatron_operator.lifecycle.object_metadata import Object
@@ -54,6 +54,8 @@ class ConfigSource:
         self._read_at = 0.0
         self._nodes_read_at = -NODES_FRESH
         self._node_labels: list[dict[str, str]] = []
+        self._lacks_class = False
+        """Whether the configuration is invalid for want of a PriorityClass, which may be created."""
         self._versions: tuple[str | None, ...] | None = None
         self._config: Config | InvalidRecipeError | None = None
         self.revision = 0
@@ -89,16 +91,37 @@ class ConfigSource:
         nodes = await self._read_node_labels()
         labels = digest(sorted(map(sorted, map(dict.items, nodes))))
         versions = (_version(platform), _version(recipes), labels)
-        if self._config is None or versions != self._versions:
+        if self._config is None or versions != self._versions or self._lacks_class:
+            lacked, self._lacks_class = self._lacks_class and versions == self._versions, False
             try:
                 # In a thread: a ConfigMap of a megabyte takes longer than the event loop may be blocked.
-                self._config = await asyncio.to_thread(self._parse, platform, recipes, nodes)
-                self._warn_without_rights(self._config.platform)
+                config = await asyncio.to_thread(self._parse, platform, recipes, nodes)
+                await self._check_priority_class(config.platform)
+                self._config = config
+                self._warn_without_rights(config.platform)
             except InvalidRecipeError as error:
                 self._config = error
-            self.revision += 1
+            if not (lacked and self._lacks_class):
+                self.revision += 1
         # Last: after an unexpected error the next read tries again.
         self._versions, self._read_at = versions, began
+
+    async def _check_priority_class(self, platform: PlatformConfig) -> None:
+        """Raises InvalidRecipeError if the class is missing: no pod of a run could be replaced."""
+        name = platform.recovery_priority_class_name
+        if name is None:
+            return
+        try:
+            found = await self._api.find(PRIORITY_CLASSES, None, fields=f"metadata.name={name}")
+        except ApiError as error:
+            if not error.refused:
+                raise
+            return  # a release with watchNamespaces has no rights on it
+        if not found:
+            self._lacks_class = True
+            field = f"{PLATFORM_KEY}.recoveryPriorityClassName"
+            fix = f"create it, or correct the name in {self._config_map}"
+            raise InvalidRecipeError([FieldError(field, f"there is no PriorityClass {name}", fix)])
 
     def _warn_without_rights(self, platform: PlatformConfig) -> None:
         """The chart refuses this at installation; the ConfigMap may be edited later."""
@@ -122,8 +145,11 @@ class ConfigSource:
 
     def _platform(self, config_map: Object | None) -> PlatformConfig:
         text = ((config_map or {}).get("data") or {}).get(PLATFORM_KEY, "")
-        source = f"ConfigMap {self._settings.namespace}/{self._settings.platform_config_map}"
-        return parse_platform(text, source)
+        return parse_platform(text, self._config_map)
+
+    @property
+    def _config_map(self) -> str:
+        return f"ConfigMap {self._settings.namespace}/{self._settings.platform_config_map}"
 
 
 def _version(config_map: Object | None) -> str | None:

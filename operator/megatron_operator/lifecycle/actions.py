@@ -29,6 +29,14 @@ class PinImage:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPriorityClass:
+    """Patch the job's pod templates so that new pods have this PriorityClass."""
+
+    job: Object
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete a training job; its pods end with it."""
 
@@ -66,7 +74,16 @@ class ReplacePods:
     pods: tuple[Object, ...]
 
 
-Action = AvoidNodes | PinImage | DeleteJob | DeletePods | DeleteUnboundPods | ForceDeletePods | ReplacePods
+Action = (
+    AvoidNodes
+    | PinImage
+    | SetPriorityClass
+    | DeleteJob
+    | DeletePods
+    | DeleteUnboundPods
+    | ForceDeletePods
+    | ReplacePods
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from megatron_operator.lifecycle.actions import (
     PinImage,
     ReplacePods,
     Result,
+    SetPriorityClass,
     wait,
 )
 from megatron_operator.lifecycle.incident_history import added, unrecovered
@@ -137,9 +138,17 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
             status.add_event(Reason.DOMAIN_CHANGED, f"continues in another topology domain: {cause}")
             return wait(SOON, "the job is being re-created in another topology domain", [DeleteJob(job)])
         case _:
-            image = snapshot.image_to_pin
-            pin = () if image is None else (PinImage(job, image),)
-            return Result((*pin, *_replacements(snapshot))).within(decision.seconds, decision.reason)
+            actions = (*_template_changes(snapshot), *_replacements(snapshot))
+            return Result(actions).within(decision.seconds, decision.reason)
+
+
+def _template_changes(snapshot: RunSnapshot) -> tuple[PinImage | SetPriorityClass, ...]:
+    """What new pods of a gang that runs get. One change at a time: each makes a new version of the job."""
+    if (image := snapshot.image_to_pin) is not None:
+        return (PinImage(snapshot.existing_job, image),)
+    if (name := snapshot.priority_class_to_set) is not None:
+        return (SetPriorityClass(snapshot.existing_job, name),)
+    return ()
 
 
 def _replacements(snapshot: RunSnapshot) -> tuple[ReplacePods, ...]:

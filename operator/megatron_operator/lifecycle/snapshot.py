@@ -19,6 +19,7 @@ from megatron_operator.lifecycle.pod_termination import (
 )
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, Silence
 from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delete_or_wait
+from megatron_operator.manifests import recovery_priority
 from megatron_operator.manifests.image_pinning import by_digest, trainer_image
 from megatron_operator.manifests.job_backend import LABEL_QUEUE, TOPOLOGY_GATE, JobBackend, JobPhase
 from megatron_operator.manifests.job_backends import backend_of, node_rank, stable_name
@@ -178,6 +179,13 @@ class RunSnapshot:
             return None
         digests = {by_digest(image, _image_id(pod)) for pod in self.pods}
         return digests.pop() if len(digests) == 1 else None
+
+    @cached_property
+    def priority_class_to_set(self) -> str | None:
+        """The PriorityClass of pods that will replace others, once the whole gang runs; None to set none."""
+        if not self.backend.PATCHES_TEMPLATES or self.queue is not None or not self.all_running:
+            return None
+        return recovery_priority.missing_class(self.existing_job)
 
     @cached_property
     def finishing(self) -> bool:

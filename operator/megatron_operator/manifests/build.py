@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
-from megatron_operator.manifests import compute_domain, convert, gang_scheduling, kueue, prepare
+from megatron_operator.manifests import (
+    compute_domain,
+    convert,
+    gang_scheduling,
+    kueue,
+    prepare,
+    recovery_priority,
+)
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
@@ -99,6 +106,8 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         return manifest
 
     plain = job(False)
+    final = with_hash(job(True) if require_checkpoint else plain, digest(plain))
+    recovery_priority.annotate(final, resolved)
     return Manifests(
         claims=claims.created,
         expected_claims=claims.expected,
@@ -108,7 +117,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         network_policy=network_policy(owner, resolved.network_policies),
         compute_domain=compute_domain.domain(owner, resolved, plan),
         pod_group=gang_scheduling.pod_group(owner, resolved, plan),
-        job=with_hash(job(True) if require_checkpoint else plain, digest(plain)),
+        job=final,
         export_job=convert.export_job(owner, resolved, claims),
         export_best_job=convert.export_best_job(owner, resolved, claims),
     )

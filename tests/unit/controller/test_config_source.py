@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.controller import config_source
+from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.config_source import ConfigSource, parse_platform
 from megatron_operator.controller.settings import Settings
 
@@ -127,3 +128,64 @@ async def test_a_reconcile_uses_what_the_controller_has_read(monkeypatch: pytest
     assert (await source.read(age=config_source.RECENT)).platform.image == "trainer:1"
     api.time += config_source.RECENT
     assert (await source.read(age=config_source.RECENT)).platform.image == "trainer:2"
+
+
+class PriorityClasses:
+    """Stands in for the API client: a platform that names a PriorityClass."""
+
+    def __init__(self, *classes: str) -> None:
+        self.classes = list(classes)
+        self.refusal: ApiError | None = None
+
+    async def get(self, _kind: object, _namespace: str, name: str) -> dict[str, Any] | None:
+        text = "recoveryPriorityClassName: recovery"
+        known = {"metadata": {"resourceVersion": "1"}, "data": {"platform.yaml": text}}
+        return known if name == "megatron-platform" else None
+
+    async def find(self, _kind: object, namespace: str | None, *, fields: str) -> list[dict[str, Any]]:
+        assert namespace is None
+        if self.refusal is not None:
+            raise self.refusal
+        return [{} for name in self.classes if fields == f"metadata.name={name}"]
+
+
+def source_of(api: Any) -> ConfigSource:
+    return ConfigSource(api, Settings(node_discovery=False))
+
+
+async def test_a_platform_whose_priority_class_is_missing_is_refused_until_it_exists() -> None:
+    api = PriorityClasses("other")
+    source = source_of(api)
+    for _ in range(2):
+        with pytest.raises(InvalidRecipeError) as refused:
+            await source.read(age=0.0)
+        (error,) = refused.value.errors
+        assert error.field == "platform.yaml.recoveryPriorityClassName"
+        assert error.message == "there is no PriorityClass recovery"
+        assert error.fix == f"create it, or correct the name in {SOURCE}"
+    assert source.revision == 1
+    api.classes.append("recovery")
+    assert (await source.read(age=0.0)).platform.recovery_priority_class_name == "recovery"
+    assert source.revision == 2
+
+
+async def test_where_the_operator_may_not_list_priority_classes_the_name_is_trusted() -> None:
+    api = PriorityClasses()
+    api.refusal = ApiError(403, "Forbidden", "no rights")
+    assert (await source_of(api).read()).platform.recovery_priority_class_name == "recovery"
+
+
+async def test_a_priority_class_that_could_not_be_looked_for_is_looked_for_again() -> None:
+    api = PriorityClasses()
+    api.refusal = ApiError(503, "ServiceUnavailable", "try again")
+    source = source_of(api)
+    with pytest.raises(ApiError):
+        await source.read()
+    api.refusal = None
+    with pytest.raises(InvalidRecipeError, match="there is no PriorityClass recovery"):
+        await source.read()
+
+
+def test_an_invalid_name_of_a_priority_class_is_refused() -> None:
+    with pytest.raises(InvalidRecipeError, match=r"platform\.yaml\.recoveryPriorityClassName: invalid name"):
+        parse_platform("recoveryPriorityClassName: A b", SOURCE)
