@@ -28,6 +28,7 @@ _EP: dict[str, int | bool] = {"expertModelParallelSize": 2}
 _EP_ONLY: dict[str, int | bool] = {**_EP, "sequenceParallel": False}
 _TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP_ONLY: dict[str, int | bool] = {**_PP, "tensorModelParallelSize": 1, "sequenceParallel": False}
+_CP: dict[str, int | bool] = {"contextParallelSize": 2, **_EP_ONLY}
 _OLMOE = {**OLMOE_OF_BRIDGE, "model.vocab_size": VOCABULARY}
 
 CASES = (
@@ -49,6 +50,9 @@ CASES = (
     Case("gemma3-1b-lora", "Gemma 3", _TP),
     Case("glm4.5-air-sft", "GLM-4.5 without MTP", _EP_ONLY),
     Case("glm4.5-air-lora", "GLM-4.5 without MTP", _EP_ONLY),
+    Case("glm5.2-sft", "GLM-5.2", _EP_ONLY),
+    Case("glm5.2-sft", "GLM-5.2", _CP),
+    Case("glm5.2-lora", "GLM-5.2", _CP),
     Case("glm5.2-lora", "GLM-5.2", _EP_ONLY),
     Case("glm5.2-lora", "GLM-5.2", _PP_ONLY, {"model.pipeline_model_parallel_layout": "Et*2|t*2mL"}),
     Case("exaone4-1.2b-sft", "EXAONE 4.0", _TP),

@@ -55,6 +55,7 @@ _EP: dict[str, int | bool] = {
     **{"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "sequenceParallel": False},
     **{"expertModelParallelSize": 2, "expertTensorParallelSize": 1},
 }
+_CP: dict[str, int | bool] = {**_EP, "contextParallelSize": 2}
 _FULL_RANK = {**LATENT, "q_lora_rank": None}
 _GEMMA4_TEXT = {
     **{**GEMMA, "num_hidden_layers": 4, "global_head_dim": 32, "num_kv_shared_layers": 2},
@@ -103,6 +104,7 @@ CASES = (
     PretrainingCase("gemma3-1b", "Gemma3ForCausalLM", _PP, overrides=_GEMMA3),
     PretrainingCase("gemma4-e4b", "Gemma4ForConditionalGeneration", _TP_ONLY, "Gemma4Config", _GEMMA4),
     PretrainingCase("glm5.2", "GlmMoeDsaForCausalLM", _EP, "GlmMoeDsaConfig", GLM5_SHARED),
+    PretrainingCase("glm5.2", "GlmMoeDsaForCausalLM", _CP, "GlmMoeDsaConfig", GLM5_SHARED),
     PretrainingCase("nemotron-h-4b", "NemotronHForCausalLM", _TP, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron-nano2-9b", "NemotronHForCausalLM", _TP_ONLY, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron3-nano-30b-a3b", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),

@@ -80,7 +80,7 @@ def _training(iterations: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.recipe} {case.parallelism}")
 def test_a_small_model_is_pretrained_as_the_operator_renders_it(
     case: PretrainingCase, tmp_path: Path, corpus: Path, warm_bridge: WarmProcess
 ) -> None:

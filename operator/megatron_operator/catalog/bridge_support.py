@@ -66,7 +66,6 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", ""),
     (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm51_sft", "GlmMoeDsaForCausalLM", "its functions measure throughput"),
-    (r"glm52_sft", "GlmMoeDsaForCausalLM", "its functions split samples over ranks"),
     (r"glm5", "GlmMoeDsaForCausalLM", _SPARSE),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
@@ -168,6 +167,16 @@ READ_IMAGES: Final = frozenset(
 NORMALIZED_WHOLE: Final = frozenset({"OlmoeForCausalLM"})
 """Those whose ranks each build norms of the queries and keys of all heads (`OLMoESelfAttention`): heads
 cannot be split over ranks."""
+
+
+SPLIT_SEQUENCES: Final = frozenset({"GlmMoeDsaForCausalLM"})
+"""Those whose attention splits sequences over context-parallel ranks itself (`DSAttention`): without
+Transformer Engine, so that it was tried on CPUs."""
+
+
+def splits_sequences(function: str) -> bool:
+    """Whether runs of a function may split sequences over context-parallel ranks."""
+    return architecture(function) in SPLIT_SEQUENCES
 
 
 def reads_images(function: str) -> bool:

@@ -18,9 +18,7 @@ _UNSUPPORTED: Final = {
     _ZERO_CENTRED: "it needs Apex or Transformer Engine",
 }
 _OF_FUNCTIONS: Final = (_AWARE, "parallelism.sequenceParallel", "parallelism.tpCommOverlap")
-_MUST_BE_ONE: Final = {
-    "parallelism.contextParallelSize": "context parallelism needs Transformer Engine",
-}
+_CONTEXT: Final = "parallelism.contextParallelSize"
 _REPLACED_KERNELS: Final = {
     "model.moeGroupedGemm": False,
     "model.moePermuteFusion": False,
@@ -31,11 +29,14 @@ _REPLACED_KERNELS: Final = {
 """GPU kernel -> the equivalent setting for a CPU (None: unset)."""
 
 
-def adapt_to_cpu(merged: Sections, found: Diagnostics, *, by_bridge: bool = False) -> None:
+def adapt_to_cpu(
+    merged: Sections, found: Diagnostics, *, by_bridge: bool = False, splits_sequences: bool = False
+) -> None:
     """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting.
 
     `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention and zero-centred norms on
-    a CPU. What its function sets and a CPU lacks is left out.
+    a CPU. What its function sets and a CPU lacks is left out. `splits_sequences`: attention splits sequences
+    over ranks without Transformer Engine.
     """
     for path in _OF_FUNCTIONS if by_bridge else ():
         if _at(merged, path) and not found.is_set_by_user(path):
@@ -45,11 +46,10 @@ def adapt_to_cpu(merged: Sections, found: Diagnostics, *, by_bridge: bool = Fals
     for path, why in _UNSUPPORTED.items():
         if _at(merged, path) and not (by_bridge and path in (_LATENT, _ZERO_CENTRED)):
             found.error(f"spec.{path}", f"is not supported on platform cpu: {why}", _LEAVE)
-    for path, why in _MUST_BE_ONE.items():
-        size = _at(merged, path) or 1
-        if size > 1:
-            message = f"{size} is not supported on platform cpu: {why}"
-            found.error(f"spec.{path}", message, "set 1, or use GPUs")
+    size = _at(merged, _CONTEXT) or 1
+    if size > 1 and not splits_sequences:
+        message = f"{size} is not supported on platform cpu: context parallelism needs Transformer Engine"
+        found.error(f"spec.{_CONTEXT}", message, "set 1, or use GPUs")
     for path, instead in _REPLACED_KERNELS.items():
         asked = _at(merged, path)
         if not asked or asked == instead:

@@ -130,9 +130,14 @@ class PublishedLayout(ApiModel):
             return "is not in the image's release of Megatron-Bridge"
         if self.precision != "bf16":
             return f"trains in {self.precision}"
-        if (self.parallelism.context_parallel_size or 1) > 1:
+        if (self.parallelism.context_parallel_size or 1) > 1 and not self.splits_sequences:
             return "splits samples over ranks"
         return bridge_support.OF_FUNCTION.get(self.function or "", "")
+
+    @property
+    def splits_sequences(self) -> bool:
+        """Whether runs of its function may split sequences over context-parallel ranks."""
+        return bridge_support.splits_sequences(self.function or "")
 
     @property
     def title(self) -> str:
@@ -204,6 +209,11 @@ class Entry(ApiModel):
         return self.fine_tunes and bridge_support.reads_images(function)
 
     @property
+    def splits_sequences(self) -> bool:
+        """Whether Megatron-Bridge may split its sequences over context-parallel ranks."""
+        return self.engine == "bridge" and any(layout.splits_sequences for layout in self.layouts)
+
+    @property
     def converts(self) -> bool:
         """Whether a recipe may import weights before it and export its result."""
         return self.starts and (self.engine == "megatron" or self.fine_tunes)
@@ -212,7 +222,7 @@ class Entry(ApiModel):
         """Whether the operator starts it by this function.
 
         Of engine `bridge` by those of the image's release, in BF16, that neither measure throughput nor split
-        samples over ranks.
+        samples over ranks in a way that was not tried.
         """
         return self.starts and (self.engine == "megatron" or not function.obstacle)
 

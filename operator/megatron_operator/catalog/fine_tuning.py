@@ -43,7 +43,7 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
     """
     if entry is not None and entry.engine == "bridge":
         if entry.starts:
-            yield from _not_taken_by_bridge(spec)
+            yield from _not_taken_by_bridge(spec, splits=entry.splits_sequences)
             if entry.modes[0] == "pretrain":
                 yield from bridge_pretraining.refused_settings(spec, entry)
             else:
@@ -110,8 +110,11 @@ def _data_errors(spec: MegatronRecipeSpec, *, images: bool) -> Iterator[FieldErr
         yield from chats.chat_errors(data, _tokenizer_folder(spec), images=images)
 
 
-def _not_taken_by_bridge(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
-    """Errors of what no function takes that the operator starts."""
+def _not_taken_by_bridge(spec: MegatronRecipeSpec, *, splits: bool) -> Iterator[FieldError]:
+    """Errors of what no function takes that the operator starts.
+
+    `splits`: this one may split sequences over ranks.
+    """
     tokenizer = spec.data.tokenizer.wire() if spec.data and spec.data.tokenizer else {}
     yield from _tokenizer_errors(tokenizer)
     training, sizes = spec.training, spec.parallelism
@@ -119,9 +122,12 @@ def _not_taken_by_bridge(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
         message = "false is not passed to Megatron-Bridge: the functions that are started train in BF16"
         yield FieldError("spec.training.bf16", message, _LEAVE)
     cp = sizes.context_parallel_size if sizes else None
-    if cp is not None and cp > 1:
+    if cp is not None and cp > 1 and not splits:
         message = f"{cp} is not passed to Megatron-Bridge: its samples are not split over ranks here"
         yield FieldError("spec.parallelism.contextParallelSize", message, "set 1, or leave it out")
+    if cp is not None and cp > 1 and splits and spec.data is not None and spec.data.packing:
+        message = f"{cp} with data.packing: the parts of a packed sequence are not padded to be split"
+        yield FieldError("spec.parallelism.contextParallelSize", message, "set 1, or packing: false")
     if spec.checkpoint.async_save:
         message = "true is not passed to Megatron-Bridge: the writer that it starts is not supervised"
         yield FieldError("spec.checkpoint.asyncSave", message, _LEAVE)

@@ -178,7 +178,12 @@ def _complete(
     schedule.resolve_length(training, found)
     schedule.scale_learning_rate(training, published.batch, found)
     if profile.platform == "cpu":
-        cpu.adapt_to_cpu(merged, found, by_bridge=entry is not None and entry.engine == "bridge")
+        cpu.adapt_to_cpu(
+            merged,
+            found,
+            by_bridge=entry is not None and entry.engine == "bridge",
+            splits_sequences=entry is not None and entry.splits_sequences,
+        )
     else:
         _complete_precision(training, found)
     if missing:

@@ -71,12 +71,13 @@ def is_searched(resolved: ResolvedRecipe) -> bool:
 def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """The recipe with what the functions that the operator starts have in common.
 
-    None of them splits sequences over ranks, and none that fine-tunes overlaps communication of gradients and
-    parameters; no CPU does. Functions that it does not start keep their own sequence parallelism.
+    Few of them split sequences over ranks, packed ones never, and none that fine-tunes overlaps communication
+    of gradients and parameters; no CPU does. Functions that it does not start keep their own sequence
+    parallelism.
     """
     if not resolved.starts:
         return _split_as_function(resolved)
-    fixed: dict[str, bool | int] = {"context_parallel_size": 1}
+    fixed: dict[str, bool | int] = {} if may_split_sequences(resolved) else {"context_parallel_size": 1}
     if resolved.mode != "pretrain" or resolved.profile.platform == "cpu":
         fixed |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     update: dict[str, Any] = {"parallelism": resolved.parallelism.model_copy(update=fixed)}
@@ -84,6 +85,12 @@ def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
         # A packed sequence is a micro batch of many samples.
         update["training"] = resolved.training.model_copy(update={"micro_batch_size": 1})
     return resolved.model_copy(update=update)
+
+
+def may_split_sequences(resolved: ResolvedRecipe) -> bool:
+    """Whether a recipe that Megatron-Bridge trains may have context parallelism."""
+    function = resolved.function
+    return function is not None and function.splits_sequences and not resolved.data.packing
 
 
 def _split_as_function(resolved: ResolvedRecipe) -> ResolvedRecipe:

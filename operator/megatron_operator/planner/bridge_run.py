@@ -152,6 +152,10 @@ def _layout(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]
         yield "model.moe_token_dispatcher_type", "alltoall"
     if plan.recompute_modules:
         yield "model.recompute_modules", list(plan.recompute_modules)
+    if plan.context_parallel_size > 1 and resolved.mode != "pretrain":
+        # A rank's part of a sample may have no token of an answer: Bridge requires both then.
+        yield "model.calculate_per_token_loss", True
+        yield "ddp.average_in_collective", False
     for section in ("ddp", "optimizer"):
         yield f"{section}.use_distributed_optimizer", plan.use_distributed_optimizer
 

@@ -58,8 +58,9 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     Raises InvalidRecipeError with all errors when the recipe cannot run as written on these accelerators.
     """
     if resolved.engine == "bridge":
-        # Another recipe ran before where sequences were split: no function that is started does that.
-        keeps = resolved.starts and previous is not None and previous.context_parallel_size == 1
+        # Another recipe ran before where sequences were split, and this one does not split any.
+        splits = previous is not None and previous.context_parallel_size > 1
+        keeps = resolved.starts and (not splits or bridge.may_split_sequences(resolved))
         return _plan_bridge(resolved, previous if keeps else None)
     return _plan_as_before(resolved, previous)
 

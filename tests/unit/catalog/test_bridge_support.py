@@ -100,7 +100,7 @@ def test_only_models_with_kernels_of_their_own_start_on_fewer_accelerators_than_
         for entry in OF_BRIDGE
         if entry.model.linear_attention_freq and entry.fine_tunes and entry.model.tower
     }
-    sparse = {"glm5.2", "glm5.2-lora"}
+    sparse = {"glm5.2", "glm5.2-sft", "glm5.2-lora"}
     assert kernels == hybrid | gated | images | sparse
     assert len(hybrid) == 33
     assert len(gated) == 4

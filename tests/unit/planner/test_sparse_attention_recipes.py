@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from megatron_contract.bridge_run import BridgeRun
 from megatron_operator import catalog, manifests
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.planner import admit
 from megatron_operator.planner.search.pipeline_split import parse_layout
 
 from tests.unit.planner import kernel_recipes
@@ -120,14 +122,71 @@ def test_dora_is_refused_on_the_weight_that_sparse_attention_reads_itself() -> N
     planned("glm5.2-lora", "cpu", 2, parallelism=EP, peft={"type": "dora", "targetModules": others})
 
 
-@pytest.mark.parametrize(
-    ("recipe", "reason"),
-    [
-        ("glm5.2-sft", "its functions split samples over ranks"),
-        ("glm5.1-sft", "its functions measure throughput"),
-    ],
-)
-def test_fine_tuning_is_not_started_even_with_the_kernels(recipe: str, reason: str) -> None:
+@pytest.mark.parametrize("recipe", ["glm5.1-sft"])
+def test_fine_tuning_by_a_benchmark_is_not_started_even_with_the_kernels(recipe: str) -> None:
     published = catalog.load().get(recipe).layouts[0]
     refused = refusal(recipe, "kernels", published.count)
-    assert f" and not started: {reason};" in refused
+    assert " and not started: its functions measure throughput;" in refused
+
+
+def test_all_weights_are_trained_by_the_published_layout_that_splits_sequences() -> None:
+    run = planned("glm5.2-sft", "kernels", 608)
+    assert manifests.build(run, "").job["kind"] == "PyTorchJob"
+    assert (run.plan.context_parallel_size, run.plan.expert_model_parallel_size) == (32, 32)
+    found = BridgeRun.from_arguments(run.arguments)
+    assert found.function == "glm52_sft_608gpu_h100_bf16_200k_config"
+    assert found.overrides["model.context_parallel_size"] == 32
+
+
+@pytest.mark.parametrize("recipe", ["glm5.2-sft", "glm5.2-lora"])
+def test_losses_of_split_sequences_are_averaged_over_all_their_tokens(recipe: str) -> None:
+    """Megatron-Bridge refuses fine-tuning with CP above 1 otherwise."""
+    for cp in (1, 2):
+        run = planned(recipe, "cpu", 2, parallelism={**PP1, "contextParallelSize": cp})
+        found = BridgeRun.from_arguments(run.arguments).overrides
+        assert found["model.context_parallel_size"] == cp
+        assert found.get("model.calculate_per_token_loss") is (True if cp > 1 else None)
+        assert found.get("ddp.average_in_collective") is (False if cp > 1 else None)
+
+
+def test_long_samples_are_split_and_short_ones_are_not() -> None:
+    sizes = {}
+    for length in (8192, 65_536):
+        training = {"seqLength": length, "globalBatchSize": 64}
+        sizes[length] = planned("glm5.2-sft", "kernels", 416, training=training).plan.context_parallel_size
+    assert sizes[8192] == 1 < sizes[65_536]
+
+
+def test_packed_samples_are_not_split() -> None:
+    data = {"volume": {"claimName": "corpus"}, "datasetRoot": "chats", "packing": True}
+    training = {"seqLength": 65_536, "globalBatchSize": 64}
+    run = planned("glm5.2-lora", "kernels", 416, data=data, training=training)
+    assert run.plan.context_parallel_size == 1
+    sizes = {"contextParallelSize": 2}
+    refused = refusal("glm5.2-lora", "kernels", 416, data=data, training=training, parallelism=sizes)
+    assert refused.startswith("spec.parallelism.contextParallelSize: 2 with data.packing: ")
+    assert refused.endswith("; set 1, or packing: false")
+
+
+def test_a_length_that_cannot_be_split_is_refused() -> None:
+    sizes = {**PP1, "contextParallelSize": 2}
+    refused = refusal("glm5.2-sft", "cpu", 2, parallelism=sizes, training={"seqLength": 4098})
+    assert refused.startswith("spec.parallelism.contextParallelSize: seqLength 4098 is not divisible by ")
+
+
+def test_a_run_that_splits_sequences_keeps_its_layout() -> None:
+    """Of other functions a plan with CP is one of another recipe."""
+    training = {"seqLength": 65_536, "globalBatchSize": 64}
+    before = planned("glm5.2-sft", "kernels", 416, training=training).plan
+    config, found = kernel_recipes.platform(KERNELS), catalog.load()
+    spec = MegatronRecipeSpec.model_validate(
+        {
+            "recipe": "glm5.2-sft",
+            "accelerator": {"type": "kernels", "count": 416},
+            "data": kernel_recipes.MOCK,
+            "init": kernel_recipes.INIT | kernel_recipes.WEIGHTS,
+            "training": training | {"seqLength": 8192},
+        }
+    )
+    after = admit("run", spec, config, found, previous=before).plan
+    assert after.context_parallel_size == before.context_parallel_size > 1

@@ -54,6 +54,8 @@ class ConstraintContext:
     """Whether Transformer Engine computes attention without a fused kernel."""
     whole_norms: bool = False
     """Whether each rank builds norms of the queries and keys of all heads."""
+    splits_itself: bool = False
+    """Whether attention splits sequences over ranks without Transformer Engine."""
 
     @property
     def in_one_nvlink_domain(self) -> bool:
@@ -248,10 +250,10 @@ def _check_sequence(dims: ParallelDims, context: ConstraintContext, found: Diagn
 
 
 def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
-    """What Transformer Engine requires of context parallelism."""
+    """What attention requires of context parallelism."""
     shape, cp, tp, seq = context.shape, dims.cp, dims.tp, context.seq_length
     field, comm = f"{_P}contextParallelSize", context.cp_comm_type
-    if context.local_layers:
+    if context.local_layers and not context.splits_itself:
         found.error(
             field, f"CP {cp} requires Transformer Engine, but transformerImpl is local", "leave it out"
         )

@@ -87,6 +87,7 @@ class PlanningProblem:
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
             unfused_attention=self.resolved.training.attention_backend == "unfused",
             whole_norms=self._normalized_whole,
+            splits_itself=self._splits_itself,
         )
 
     @property
@@ -95,6 +96,11 @@ class PlanningProblem:
         if self.resolved.engine != "bridge" or function is None or function.function is None:
             return False
         return bridge_support.architecture(function.function) in bridge_support.NORMALIZED_WHOLE
+
+    @property
+    def _splits_itself(self) -> bool:
+        function = self.resolved.function
+        return self.resolved.engine == "bridge" and function is not None and function.splits_sequences
 
     def with_world_size(self, world: int) -> "PlanningProblem":
         """The same problem on another number of accelerators."""
