@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def api(cluster: Cluster) -> Iterator[Api]:
 
 
 Install = Callable[[str, Object], str]
+PlatformWith = Callable[[Object], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="session")
@@ -181,3 +183,28 @@ def world(
     for recipe in api.list("MegatronRecipe", namespace):
         api.delete("MegatronRecipe", namespace, recipe["metadata"]["name"])
     api.delete("Namespace", None, namespace)
+
+
+@pytest.fixture
+def platform_with(install: Install, world: World) -> PlatformWith:
+    """Installs the platform with further options for the duration of a block."""
+
+    def install_with(options: Object) -> None:
+        # A recipe that is planned before the operator has read the new file would get the former job.
+        world.operator.stop()
+        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | options})
+        world.operator.ensure()
+
+    @contextmanager
+    def installed(options: Object) -> Iterator[None]:
+        install_with(options)
+        try:
+            yield
+        finally:
+            # Before what the pods need can no longer be created.
+            for recipe in world.api.list("MegatronRecipe", world.namespace):
+                world.api.delete("MegatronRecipe", world.namespace, recipe["metadata"]["name"])
+            world.wait_for_only("Pod")
+            install_with({})
+
+    return installed

@@ -7,10 +7,9 @@ import pytest
 from localcluster import Cluster
 
 from testkit.api_server import Object
-from testkit.operator_process import OPERATOR_NAMESPACE
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
-from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.conftest import PLATFORM, PlatformWith
 from tests.control_plane.nodes import Pool
 from tests.control_plane.world import World
 
@@ -21,36 +20,7 @@ Schedule = Callable[[bool], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def platform_with(
-    install: Callable[[str, Object], str], world: World
-) -> Callable[[Object], AbstractContextManager[None]]:
-    """Installs the platform with further options for the duration of a block."""
-
-    def install_with(options: Object) -> None:
-        # A recipe that is planned before the operator has read the new file would get the former job.
-        world.operator.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | options})
-        world.operator.ensure()
-
-    @contextmanager
-    def installed(options: Object) -> Iterator[None]:
-        install_with(options)
-        try:
-            yield
-        finally:
-            # Before what the pods need can no longer be created.
-            for recipe in world.api.list("MegatronRecipe", world.namespace):
-                world.api.delete("MegatronRecipe", world.namespace, recipe["metadata"]["name"])
-            world.wait_for_only("Pod")
-            install_with({})
-
-    return installed
-
-
-@pytest.fixture
-def gang_scheduling(
-    cluster: Cluster, platform_with: Callable[[Object], AbstractContextManager[None]]
-) -> Schedule:
+def gang_scheduling(cluster: Cluster, platform_with: PlatformWith) -> Schedule:
     """Runs the scheduler, with PodGroups or without, and an operator whose platform names it."""
 
     @contextmanager
@@ -64,9 +34,7 @@ def gang_scheduling(
 
 
 @pytest.fixture
-def kubernetes_gangs(
-    cluster: Cluster, platform_with: Callable[[Object], AbstractContextManager[None]]
-) -> Iterator[None]:
+def kubernetes_gangs(cluster: Cluster, platform_with: PlatformWith) -> Iterator[None]:
     """Kubernetes' scheduler with its gates for gangs, under a name that the profile gives to the pods."""
     [(name, profile)] = PLATFORM["accelerators"].items()
     with cluster.kubernetes_gangs() as scheduler:

@@ -51,7 +51,7 @@ class WorkQueue:
 
     Level-triggered: a key means that something may have changed, not what. Keys are served in the order of
     the time at which they are due plus their patience, in seconds: the urgent ones overtake the others, and
-    none waits for ever.
+    none waits forever.
     """
 
     def __init__(self, reconcile: Reconcile, workers: int) -> None:

@@ -16,6 +16,7 @@ EVERYTHING = {
         "badNodes": {"cordon": True},
         "accelerators": {"gb200": {"computeDomain": True}},
         "gangScheduling": {"scheduler": "kubernetes"},
+        "recoveryPriorityClassName": "recovery",
     }
 }
 
@@ -104,6 +105,14 @@ def test_rights_on_trainjobs_need_the_backend_or_the_option(
     checks = [rule["expression"] for rule in policy["spec"]["validations"]]
     for resource in ("trainjobs", "trainingruntimes"):
         assert any(f"'{resource}'" in each for each in checks) == (jobs is not None)
+
+
+def test_rights_on_priority_classes_need_the_option_and_a_cluster_wide_release(render: Any) -> None:
+    with_class = {"platform": {"recoveryPriorityClassName": "recovery"}}
+    resource = "priorityclasses.scheduling.k8s.io"
+    assert granted(render(with_class))[resource] == {"list"}
+    assert resource not in granted(render({}))
+    assert resource not in granted(render({**with_class, "watchNamespaces": ["research"]}))
 
 
 def test_a_namespaced_release_has_no_other_rights(render: Any) -> None:
