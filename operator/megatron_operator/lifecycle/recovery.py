@@ -143,7 +143,7 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
 
 
 def _template_changes(snapshot: RunSnapshot) -> tuple[PinImage | SetPriorityClass, ...]:
-    """What new pods of a gang that runs get. One change at a time: each makes a new version of the job."""
+    """What pods get that will replace others. One change at a time: each makes a new version of the job."""
     if (image := snapshot.image_to_pin) is not None:
         return (PinImage(snapshot.existing_job, image),)
     if (name := snapshot.priority_class_to_set) is not None:

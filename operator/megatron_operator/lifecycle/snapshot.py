@@ -182,8 +182,8 @@ class RunSnapshot:
 
     @cached_property
     def priority_class_to_set(self) -> str | None:
-        """The PriorityClass of pods that will replace others, once the whole gang runs; None to set none."""
-        if not self.backend.PATCHES_TEMPLATES or self.queue is not None or not self.all_running:
+        """The PriorityClass of pods that will replace others, once the gang has nodes; None to set none."""
+        if not self.backend.PATCHES_TEMPLATES or self.queue is not None or self.all_bound_at is None:
             return None
         return recovery_priority.missing_class(self.existing_job)
 
