@@ -14,8 +14,8 @@ from tests.control_plane.nodes import Pool
 from tests.control_plane.world import World
 
 NAME: Final = "recovery-of-tests"
-BACK_OFF: Final = 1.0
-"""Seconds for which kube-scheduler keeps a pod back after a first attempt (`podInitialBackoffSeconds`)."""
+BACK_OFF: Final = 10.0
+"""Seconds for which kube-scheduler keeps a pod back after an attempt, at most (`podMaxBackoffSeconds`)."""
 
 
 @pytest.fixture
