@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from megatron_operator.controller.main import main
-from megatron_operator.lifecycle import node_evidence, node_health, recovery_policy
+from megatron_operator.lifecycle import cordoning, node_evidence, node_health, recovery_policy
 
 SHORTEST: Final = 20.0
 """Seconds that a wait for capacity keeps at least: replacing pods takes as long, whatever the factor."""
@@ -18,9 +18,12 @@ SCALED: Final = (
     (node_evidence, "SAME_FAILURE", 0.0),
     (node_evidence, "REMEMBERED", 0.0),
     (node_health, "HOUR", 0.0),
+    (cordoning, "HOUR", 0.0),
+    (cordoning, "SILENCE_FORGIVEN", 0.0),
 )
 """How long a run waits before it uses avoided nodes, and between two resizes; within which time one failure
-is known from another; the hour in which a run may begin to avoid so many nodes. Each with its least value."""
+is known from another; the hour in which a run may begin to avoid so many nodes, or the operator cordon so
+many; for how long a node that was lost is ready before it is uncordoned. Each with its least value."""
 
 
 def scale(factor: float) -> None:
