@@ -92,7 +92,9 @@ def test_a_class_that_does_not_exist_is_refused_until_it_is_created(
     with platform_with({"recoveryPriorityClassName": NAME}):
         world.apply("run")
         message = f"platform.yaml.recoveryPriorityClassName: there is no PriorityClass {NAME}"
-        world.wait_for("run", where=lambda state: message in state.conditions["Planned"]["message"])
+        world.wait_for(
+            "run", where=lambda state: message in state.conditions.get("Planned", {}).get("message", "")
+        )
         assert not world.job_exists("run")
         priority_class()
         world.train("run", 10)

@@ -260,9 +260,10 @@ class PlatformConfig(ApiModel):
     gang_scheduling: GangScheduling | None = None
     """Gang scheduling without Kueue; default none."""
     recovery_priority_class_name: Name | None = None
-    """PriorityClass of pods with which a run recovers: those that replace others, and those of a run that the
-    operator has resized or moved. They are scheduled before pods of runs that wait for nodes. Recipes with a
-    `priorityClassName` or a queue keep theirs. Default none."""
+    """PriorityClass of pods with which a run goes on: those that replace others, and those of a job that the
+    operator has created again, to resize a run (to a larger size too) or to move it. They are scheduled
+    before pods of runs that wait for nodes. Recipes with a `priorityClassName` or a queue keep theirs.
+    Default none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
     """Limits by namespace; `*` applies to all others."""
     bad_nodes: BadNodes = BadNodes()

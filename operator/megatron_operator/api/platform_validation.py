@@ -41,6 +41,9 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
     if priority is not None and not NAME.pattern.fullmatch(priority):
         message = f"invalid name {shown(priority)}"
         errors.append(FieldError(f"{at}.recoveryPriorityClassName", message, NAME.fix))
+    if priority is not None and platform.gang_scheduling and platform.gang_scheduling.scheduler == VOLCANO:
+        message = f"{shown(priority)} is of pods, and Volcano takes runs by the priority of their PodGroup"
+        errors.append(FieldError(f"{at}.recoveryPriorityClassName", message, "leave it out"))
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
         field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
         errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))

@@ -62,9 +62,9 @@ class ResolvedRecipe(ApiModel):
     job_backend: JobBackendName = "pytorchjob"
     """The platform's."""
     gang_scheduling: GangScheduling | None = None
-    recovery_priority_class_name: str | None = None
-    """PriorityClass of pods with which a run recovers, where it has none of its own."""
     """The platform's."""
+    recovery_priority_class_name: str | None = None
+    """The platform's PriorityClass of pods with which a run goes on, where it has none of its own."""
     topology_aware_queues: bool = False
     """The platform's."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -77,6 +77,12 @@ class ResolvedRecipe(ApiModel):
     origins: dict[str, str] = Field(default_factory=dict)
     """Path of a value -> where it came from (`recipe`, `catalog llama3-8b`, `platform`)."""
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def may_split_sequences(self) -> bool:
+        """Whether Megatron-Bridge may split its sequences over context-parallel ranks: not packed ones."""
+        function = self.function
+        return function is not None and function.splits_sequences and not self.data.packing
 
     @property
     def reads_images(self) -> bool:

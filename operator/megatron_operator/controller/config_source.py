@@ -44,6 +44,14 @@ def parse_platform(text: str, source: str) -> PlatformConfig:
         ) from None
 
 
+class MissingClassError(InvalidRecipeError):
+    """The platform names a PriorityClass that does not exist."""
+
+    def __init__(self, name: str, fix: str) -> None:
+        field = f"{PLATFORM_KEY}.recoveryPriorityClassName"
+        super().__init__([FieldError(field, f"there is no PriorityClass {name}", fix)])
+
+
 class ConfigSource:
     """Reads both ConfigMaps and the labels of nodes, and parses them when they have changed."""
 
@@ -54,8 +62,8 @@ class ConfigSource:
         self._read_at = 0.0
         self._nodes_read_at = -NODES_FRESH
         self._node_labels: list[dict[str, str]] = []
-        self._lacks_class = False
-        """Whether the configuration is invalid for want of a PriorityClass, which may be created."""
+        self._found_class: tuple[str | None, str] | None = None
+        """Version of the platform file, and the PriorityClass that it names, once that was found."""
         self._versions: tuple[str | None, ...] | None = None
         self._config: Config | InvalidRecipeError | None = None
         self.revision = 0
@@ -91,37 +99,45 @@ class ConfigSource:
         nodes = await self._read_node_labels()
         labels = digest(sorted(map(sorted, map(dict.items, nodes))))
         versions = (_version(platform), _version(recipes), labels)
-        if self._config is None or versions != self._versions or self._lacks_class:
-            lacked, self._lacks_class = self._lacks_class and versions == self._versions, False
+        if self._config is None or versions != self._versions:
             try:
                 # In a thread: a ConfigMap of a megabyte takes longer than the event loop may be blocked.
                 config = await asyncio.to_thread(self._parse, platform, recipes, nodes)
-                await self._check_priority_class(config.platform)
+                await self._check_priority_class(config.platform, versions[0])
                 self._config = config
                 self._warn_without_rights(config.platform)
+            except MissingClassError as error:
+                if str(error) != str(self._config):
+                    self._config = error
+                    self.revision += 1
+                self._read_at = began  # without the versions: the class may be created
+                return
             except InvalidRecipeError as error:
                 self._config = error
-            if not (lacked and self._lacks_class):
-                self.revision += 1
+            self.revision += 1
         # Last: after an unexpected error the next read tries again.
         self._versions, self._read_at = versions, began
 
-    async def _check_priority_class(self, platform: PlatformConfig) -> None:
-        """Raises InvalidRecipeError if the class is missing: no pod of a run could be replaced."""
+    async def _check_priority_class(self, platform: PlatformConfig, version: str | None) -> None:
+        """Raises MissingClassError if the class is missing: no pod of a run could be replaced.
+
+        Once for each version of the platform file: what runs is not disturbed where it is deleted later.
+        """
         name = platform.recovery_priority_class_name
-        if name is None:
+        if name is None or self._found_class == (version, name):
             return
         try:
             found = await self._api.find(PRIORITY_CLASSES, None, fields=f"metadata.name={name}")
         except ApiError as error:
             if not error.refused:
                 raise
-            return  # a release with watchNamespaces has no rights on it
-        if not found:
-            self._lacks_class = True
-            field = f"{PLATFORM_KEY}.recoveryPriorityClassName"
-            fix = f"create it, or correct the name in {self._config_map}"
-            raise InvalidRecipeError([FieldError(field, f"there is no PriorityClass {name}", fix)])
+            text = "%s: recoveryPriorityClassName: no rights to look whether PriorityClass %s exists"
+            log.warning(text, PLATFORM_KEY, name)
+        else:
+            if not found:
+                fix = f"create it, or correct the name in {self._config_map}"
+                raise MissingClassError(name, fix)
+        self._found_class = version, name
 
     def _warn_without_rights(self, platform: PlatformConfig) -> None:
         """The chart refuses this at installation; the ConfigMap may be edited later."""

@@ -156,12 +156,10 @@ class Operator:
             self.queue.add(key, 0, NORMAL if observed == version[1] else URGENT)
 
     def child_event(self, body: dict[str, Any], *, lost: bool = False) -> None:
-        """An object of a recipe changed. `lost`: its run cannot go on with it."""
+        """An object of a recipe changed. `lost`: the run may have to recover from it."""
         key = _recipe_of(body)
-        if lost:
-            self.queue.add(key, patience=URGENT)
-        else:
-            self.queue.add(key, START_COALESCE if key in self._starting else COALESCE)
+        delay = START_COALESCE if key in self._starting else COALESCE
+        self.queue.add(key, delay, URGENT if lost else NORMAL)
 
     def job_event(self, body: dict[str, Any], gone: bool) -> None:
         """A training job of a recipe changed."""

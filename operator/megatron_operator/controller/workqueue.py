@@ -57,7 +57,7 @@ class WorkQueue:
     def __init__(self, reconcile: Reconcile, workers: int) -> None:
         self._reconcile = reconcile
         self._workers = workers
-        self._ready: asyncio.PriorityQueue[tuple[float, int, RecipeKey]] = asyncio.PriorityQueue()
+        self._ready: asyncio.PriorityQueue[tuple[float, int, RecipeKey, float]] = asyncio.PriorityQueue()
         self._entries = itertools.count()
         self._waiting: dict[RecipeKey, float] = {}
         """Keys that no worker has taken yet, and the time by which they are ordered."""
@@ -117,12 +117,12 @@ class WorkQueue:
         order = asyncio.get_running_loop().time() + patience
         if order < self._waiting.get(key, math.inf):
             self._waiting[key] = order
-            self._ready.put_nowait((order, next(self._entries), key))
+            self._ready.put_nowait((order, next(self._entries), key, patience))
             QUEUE_LENGTH.set(len(self._waiting))
 
     async def _work(self) -> None:
         while True:
-            order, _, key = await self._ready.get()
+            order, _, key, patience = await self._ready.get()
             if self._waiting.get(key) != order:
                 continue  # it was added again with less patience, and has been served
             del self._waiting[key]
@@ -136,7 +136,7 @@ class WorkQueue:
                     delay = await self._reconcile(key)
             except Exception as error:
                 RECONCILES.labels("error").inc()
-                self._retry(key, error)
+                self._retry(key, error, patience)
             else:
                 RECONCILES.labels("done").inc()
                 self._failures.pop(key, None)
@@ -146,10 +146,10 @@ class WorkQueue:
                 self._working.discard(key)
                 if not self._working:
                     self._idle.set()
-                if (patience := self._again.pop(key, None)) is not None:
-                    self.add(key, patience=patience)
+                if (again := self._again.pop(key, None)) is not None:
+                    self.add(key, patience=again)
 
-    def _retry(self, key: RecipeKey, error: Exception) -> None:
+    def _retry(self, key: RecipeKey, error: Exception, patience: float) -> None:
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         delay = min(FIRST_RETRY * 2 ** min(count, 10), LAST_RETRY) * random.uniform(0.8, 1.2)
@@ -158,4 +158,4 @@ class WorkQueue:
         # Conflicts and lost connections are normal; only an unexpected error gets a traceback.
         expected = isinstance(error, EXPECTED_ERRORS)
         log.warning("%s: %s; retry in %.1f s", key, described(error), delay, exc_info=not expected)
-        self.add(key, delay)
+        self.add(key, delay, patience)

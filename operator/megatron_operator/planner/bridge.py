@@ -77,7 +77,7 @@ def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """
     if not resolved.starts:
         return _split_as_function(resolved)
-    fixed: dict[str, bool | int] = {} if may_split_sequences(resolved) else {"context_parallel_size": 1}
+    fixed: dict[str, bool | int] = {} if resolved.may_split_sequences else {"context_parallel_size": 1}
     if resolved.mode != "pretrain" or resolved.profile.platform == "cpu":
         fixed |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     update: dict[str, Any] = {"parallelism": resolved.parallelism.model_copy(update=fixed)}
@@ -85,12 +85,6 @@ def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
         # A packed sequence is a micro batch of many samples.
         update["training"] = resolved.training.model_copy(update={"micro_batch_size": 1})
     return resolved.model_copy(update=update)
-
-
-def may_split_sequences(resolved: ResolvedRecipe) -> bool:
-    """Whether a recipe that Megatron-Bridge trains may have context parallelism."""
-    function = resolved.function
-    return function is not None and function.splits_sequences and not resolved.data.packing
 
 
 def _split_as_function(resolved: ResolvedRecipe) -> ResolvedRecipe:

@@ -60,7 +60,7 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     if resolved.engine == "bridge":
         # Another recipe ran before where sequences were split, and this one does not split any.
         splits = previous is not None and previous.context_parallel_size > 1
-        keeps = resolved.starts and (not splits or bridge.may_split_sequences(resolved))
+        keeps = resolved.starts and (not splits or resolved.may_split_sequences)
         return _plan_bridge(resolved, previous if keeps else None)
     return _plan_as_before(resolved, previous)
 

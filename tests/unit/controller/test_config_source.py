@@ -136,11 +136,13 @@ class PriorityClasses:
     def __init__(self, *classes: str) -> None:
         self.classes = list(classes)
         self.refusal: ApiError | None = None
+        self.platform_version = self.catalog_version = "1"
 
     async def get(self, _kind: object, _namespace: str, name: str) -> dict[str, Any] | None:
+        if name == "megatron-catalog":
+            return {"metadata": {"resourceVersion": self.catalog_version}, "data": {}}
         text = "recoveryPriorityClassName: recovery"
-        known = {"metadata": {"resourceVersion": "1"}, "data": {"platform.yaml": text}}
-        return known if name == "megatron-platform" else None
+        return {"metadata": {"resourceVersion": self.platform_version}, "data": {"platform.yaml": text}}
 
     async def find(self, _kind: object, namespace: str | None, *, fields: str) -> list[dict[str, Any]]:
         assert namespace is None
@@ -169,10 +171,39 @@ async def test_a_platform_whose_priority_class_is_missing_is_refused_until_it_ex
     assert source.revision == 2
 
 
-async def test_where_the_operator_may_not_list_priority_classes_the_name_is_trusted() -> None:
+async def test_a_class_that_was_missing_is_looked_for_again_after_an_error() -> None:
+    api = PriorityClasses()
+    source = source_of(api)
+    with pytest.raises(InvalidRecipeError, match="there is no PriorityClass recovery"):
+        await source.read(age=0.0)
+    api.refusal = ApiError(503, "ServiceUnavailable", "try again")
+    with pytest.raises(ApiError):
+        await source.read(age=0.0)
+    api.refusal = None
+    api.classes.append("recovery")
+    assert (await source.read(age=0.0)).platform.recovery_priority_class_name == "recovery"
+
+
+async def test_a_class_that_was_found_is_not_looked_for_before_the_file_changes() -> None:
+    api = PriorityClasses("recovery")
+    source = source_of(api)
+    await source.read()
+    api.classes.clear()
+    api.catalog_version = "2"
+    assert (await source.read(age=0.0)).platform.recovery_priority_class_name == "recovery"
+    assert source.revision == 2
+    api.platform_version = "2"
+    with pytest.raises(InvalidRecipeError, match="there is no PriorityClass recovery"):
+        await source.read(age=0.0)
+
+
+async def test_where_the_operator_may_not_list_priority_classes_the_name_is_trusted_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     api = PriorityClasses()
     api.refusal = ApiError(403, "Forbidden", "no rights")
     assert (await source_of(api).read()).platform.recovery_priority_class_name == "recovery"
+    assert "no rights to look whether PriorityClass recovery exists" in caplog.text
 
 
 async def test_a_priority_class_that_could_not_be_looked_for_is_looked_for_again() -> None:
@@ -184,6 +215,12 @@ async def test_a_priority_class_that_could_not_be_looked_for_is_looked_for_again
     api.refusal = None
     with pytest.raises(InvalidRecipeError, match="there is no PriorityClass recovery"):
         await source.read()
+
+
+def test_a_priority_class_of_pods_is_refused_with_volcano() -> None:
+    text = "recoveryPriorityClassName: recovery\ngangScheduling: {scheduler: volcano}"
+    with pytest.raises(InvalidRecipeError, match="Volcano takes runs by the priority of their PodGroup"):
+        parse_platform(text, SOURCE)
 
 
 def test_an_invalid_name_of_a_priority_class_is_refused() -> None:

@@ -141,7 +141,7 @@ class SlowEvents:
     async def find(self, _resource: Resource, namespace: str, *, fields: str) -> list[Any]:
         self.asked.append((namespace, fields))
         await self.go.wait()
-        return self.events
+        return list(self.events)
 
 
 async def test_runs_that_wait_share_a_list_of_events_and_each_sees_its_own() -> None:
@@ -178,7 +178,7 @@ async def test_namespaces_have_lists_of_their_own() -> None:
     assert [namespace for namespace, _ in api.asked] == ["default", OTHER_NAMESPACE]
 
 
-async def test_a_list_that_fails_is_read_again_by_the_next_run() -> None:
+async def test_a_list_that_fails_fails_for_all_that_wait_and_is_read_again_by_the_next_run() -> None:
     class Failing(SlowEvents):
         async def find(self, resource: Resource, namespace: str, *, fields: str) -> list[Any]:
             found = await super().find(resource, namespace, fields=fields)
@@ -188,10 +188,25 @@ async def test_a_list_that_fails_is_read_again_by_the_next_run() -> None:
 
     api: Any = Failing(warning("run"))
     events = JobEvents(api)
+    reads = [asyncio.create_task(events.of(job(name))) for name in ("run", "other", "third")]
+    await asyncio.sleep(0)
     api.go.set()
-    with pytest.raises(ConnectionResetError):
-        await events.of(job("run"))
+    failed = await asyncio.gather(*reads, return_exceptions=True)
+    assert [type(each) for each in failed] == [ConnectionResetError] * 3
+    assert len(api.asked) == 1
     assert await events.of(job("run")) == (warning("run"),)
+
+
+async def test_a_reconcile_that_is_cancelled_does_not_end_the_list_of_others() -> None:
+    api: Any = SlowEvents(warning("run"))
+    events = JobEvents(api)
+    first, second = (asyncio.create_task(events.of(job("run"))) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    api.go.set()
+    assert await second == (warning("run"),)
+    assert len(api.asked) == 1
 
 
 async def test_lists_that_nobody_asks_for_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

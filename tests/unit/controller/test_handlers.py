@@ -103,8 +103,7 @@ def test_a_pod_that_a_run_has_lost_is_more_urgent_than_its_other_events(
     operator.queue.added.clear()
     operator.snapshots = Snapshots()
     operator.pod_event(JOB | {"status": {"phase": phase}}, gone=gone)
-    delay = COALESCE if patience == URGENT else START_COALESCE
-    assert operator.queue.added == [(RecipeKey("default", "run"), delay, patience)]
+    assert operator.queue.added == [(RecipeKey("default", "run"), START_COALESCE, patience)]
 
 
 def test_only_a_new_generation_needs_a_configuration_that_is_read_since(operator: Any) -> None:

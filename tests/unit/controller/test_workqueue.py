@@ -240,13 +240,14 @@ async def test_an_error_that_names_a_time_is_retried_within_it(monkeypatch: pyte
     queue = WorkQueue(reconcile, workers=1)
     add = queue.add
 
-    def record(key: RecipeKey, delay: float = 0.0) -> None:
+    def record(key: RecipeKey, delay: float = 0.0, patience: float = NORMAL) -> None:
         delays.append(delay)
-        add(key, 0.0)
+        assert patience == URGENT, "a retry is as urgent as what failed"
+        add(key, 0.0, patience)
 
     monkeypatch.setattr(queue, "add", record)
     queue.start()
-    add(A, 0)
+    add(A, 0, URGENT)
     async with asyncio.timeout(5):
         while len(delays) < 5:
             await asyncio.sleep(0)

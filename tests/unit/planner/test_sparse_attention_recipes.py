@@ -157,6 +157,18 @@ def test_long_samples_are_split_and_short_ones_are_not() -> None:
     assert sizes[8192] == 1 < sizes[65_536]
 
 
+def test_the_note_on_long_sequences_names_what_splits_them() -> None:
+    def note(recipe: str, accelerator: str, count: int) -> str:
+        training = {"seqLength": 32_768, "globalBatchSize": 64}
+        sizes = {"contextParallelSize": 1}
+        run = planned(recipe, accelerator, count, training=training, parallelism=sizes)
+        (found,) = (each for each in run.plan.notes if each.startswith("sequences of 32768 on CP 1"))
+        return found
+
+    assert note("glm5.2-lora", "kernels", 416).endswith("contextParallelSize 2, 4 or 8 splits them")
+    assert "contextParallelSize is not passed to Megatron-Bridge" in note("llama3.1-8b-lora", "h100-sxm", 8)
+
+
 def test_packed_samples_are_not_split() -> None:
     data = {"volume": {"claimName": "corpus"}, "datasetRoot": "chats", "packing": True}
     training = {"seqLength": 65_536, "globalBatchSize": 64}

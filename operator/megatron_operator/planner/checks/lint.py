@@ -141,9 +141,8 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     memory, length = plan.memory_per_gpu, resolved.training.seq_length or 0
     if memory and plan.context_parallel_size == 1 and length > 2 * TOKENS_PER_CP_RANK:
         share = memory.activations / memory.total
-        # Functions of Megatron-Bridge that the operator starts do not split samples over ranks.
         remedy = "contextParallelSize 2, 4 or 8 splits them"
-        if resolved.engine == "bridge":
+        if resolved.engine == "bridge" and not resolved.may_split_sequences:
             remedy = (
                 "tensorModelParallelSize splits them, contextParallelSize is not passed to Megatron-Bridge"
             )
