@@ -13,6 +13,9 @@ NOT_READY_GRACE: Final = 30.0
 UNREADABLE_NODE_GRACE: Final = 120.0
 """Seconds beyond a pod's own grace period, where nodes may not be read and only the pod's condition shows
 that its node was lost."""
+STUCK_GRACE: Final = 60.0
+"""Seconds beyond a pod's own grace period for its removal once its containers have ended: its kubelet may
+wait for a volume that cannot be unmounted."""
 
 
 class NodeState(StrEnum):
@@ -71,6 +74,17 @@ def overdue(pod: Mapping[str, Any], now: float) -> bool:
     """Whether a pod still exists after its grace period. `now` is in seconds since the epoch."""
     due = seconds(pod["metadata"].get("deletionTimestamp"))
     return due is not None and now > due
+
+
+def stuck(pod: Mapping[str, Any], now: float) -> bool:
+    """Whether a pod that is deleted has ended, and is not removed. `now` is in seconds since the epoch.
+
+    One with finalizers waits for who set them, whatever its kubelet does.
+    """
+    metadata = pod["metadata"]
+    due = seconds(metadata.get("deletionTimestamp"))
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return ended and not metadata.get("finalizers") and due is not None and now > due + STUCK_GRACE
 
 
 def unreachable_since(pod: Mapping[str, Any], node: NodeStatus | None, now: float) -> float | None:

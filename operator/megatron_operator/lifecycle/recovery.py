@@ -82,6 +82,8 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     if ended := snapshot.pods_to_replace:
         # A pod that ended early is taken for complete, and is never replaced.
         return wait(SOON, "pods that ended are being replaced", [DeletePods(ended)])
+    if left := snapshot.stuck_pods:
+        return wait(SOON, "pods that ended and were not removed are deleted", [ForceDeletePods(left)])
     avoid = frozenset(recovery.nodes_avoided)
     if snapshot.has_templates and avoided(job) != avoid:
         return _place_elsewhere(status, snapshot, avoid)

@@ -8,7 +8,7 @@ from typing import Any
 from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.node_state import NodeStatus, node_of, overdue, unreachable_since
+from megatron_operator.lifecycle.node_state import NodeStatus, node_of, overdue, stuck, unreachable_since
 from megatron_operator.lifecycle.object_metadata import Object, condition, is_deleting
 from megatron_operator.lifecycle.observation import PodPhase, PodView
 from megatron_operator.lifecycle.pod_termination import (
@@ -225,6 +225,11 @@ class RunSnapshot:
         return (*failed, *(pod for pod in early if node_rank(pod) != 0))
 
     @cached_property
+    def stuck_pods(self) -> tuple[Object, ...]:
+        """Pods that have ended and are not removed; nothing replaces them meanwhile."""
+        return tuple(pod for pod in self.pods if stuck(pod, self.now))
+
+    @cached_property
     def running_since(self) -> float:
         """When the youngest running pod started; 0 when none runs."""
         return max((view.started or 0.0 for view in self.pod_views), default=0.0)
@@ -294,7 +299,7 @@ def bound_since(pod: Mapping[str, Any]) -> float | None:
 
 
 def abandoned_pods(pods: Iterable[Object], nodes: Mapping[str, NodeStatus], now: float) -> tuple[Object, ...]:
-    """Of pods that are no longer needed, those that only a forced deletion ends.
+    """Of pods that are no longer needed, those that only a forced deletion ends or removes.
 
     A kubelet that cannot be reached counts no grace period, so waiting for its end gains nothing. If the pod
     still runs there, its launcher detects that it was replaced and stops writing.
@@ -302,9 +307,8 @@ def abandoned_pods(pods: Iterable[Object], nodes: Mapping[str, NodeStatus], now:
     deleting = [pod for pod in pods if is_deleting(pod)]
     views = tuple(pod_view(pod, nodes.get(node_of(pod) or ""), now) for pod in deleting)
     decision = force_delete_or_wait(views, now)
-    if not isinstance(decision, ForceDelete):
-        return ()
-    return tuple(pod for pod in deleting if pod["metadata"]["name"] in decision.pods)
+    names = decision.pods if isinstance(decision, ForceDelete) else ()
+    return tuple(pod for pod in deleting if pod["metadata"]["name"] in names or stuck(pod, now))
 
 
 def pod_view(pod: Object, node: NodeStatus | None, now: float) -> PodView:

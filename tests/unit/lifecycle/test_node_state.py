@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.times import timestamp
-from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, node_state
+from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, node_state, stuck
 from megatron_operator.lifecycle.snapshot import abandoned_pods
 
 NOW = 1_800_000_000.0
@@ -51,6 +51,26 @@ def test_only_pods_that_no_kubelet_ends_are_abandoned(
     pod = deleting(overdue)
     found = abandoned_pods([pod], {"node-1": NodeStatus(state, NOW - since)}, NOW)
     assert found == ((pod,) if expected else ())
+
+
+@pytest.mark.parametrize(
+    ("overdue", "phase", "finalizers", "expected"),
+    [
+        (61, "Failed", [], True),
+        (61, "Succeeded", [], True),
+        (59, "Failed", [], False),
+        (61, "Failed", ["batch.kubernetes.io/job-tracking"], False),
+        (4000, "Running", [], False),
+    ],
+)
+def test_a_pod_that_has_ended_and_is_not_removed_from_a_ready_node_is_abandoned(
+    overdue: float, phase: str, finalizers: list[str], expected: bool
+) -> None:
+    pod = deleting(overdue, phase=phase)
+    pod["metadata"]["finalizers"] = finalizers
+    nodes = {"node-1": NodeStatus(NodeState.READY, NOW - 500)}
+    assert stuck(pod, NOW) is expected
+    assert abandoned_pods([pod], nodes, NOW) == ((pod,) if expected else ())
 
 
 def test_a_pod_that_is_not_being_deleted_is_not_abandoned() -> None:

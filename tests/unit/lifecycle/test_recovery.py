@@ -17,6 +17,7 @@ from megatron_operator.lifecycle.actions import (
 )
 from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.node_evidence import add_evidence
+from megatron_operator.lifecycle.node_state import STUCK_GRACE
 from megatron_operator.lifecycle.observation import Capacity
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
@@ -197,6 +198,17 @@ def test_pods_of_a_lost_node_are_force_deleted_and_the_node_is_recorded_once(pla
     again, actions = apply(placed, decision)
     assert actions == (ForceDeletePods((placed.pods[1],)),)
     assert again.recovery == status.recovery
+
+
+def test_a_pod_that_has_ended_and_is_not_removed_is_force_deleted_without_blame_for_its_node(
+    placed: Any,
+) -> None:
+    placed.pods[1]["status"]["phase"] = "Failed"
+    placed.pods[1]["metadata"]["deletionTimestamp"] = timestamp(placed.now)
+    assert unfinished(placed) is None
+    placed.pass_time(STUCK_GRACE + 1)
+    assert unfinished(placed) == (ForceDeletePods((placed.pods[1],)),)
+    assert placed.status().recovery.node_failures == {}
 
 
 def test_a_gang_restart_is_completed_by_later_reconciles(placed: Any) -> None:
