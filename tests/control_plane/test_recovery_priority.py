@@ -38,8 +38,8 @@ def priority_class(api: Api) -> Iterator[Callable[[], None]]:
         api.delete("PriorityClass", None, NAME)
 
 
-def apply(world: World, name: str, on: Pool) -> None:
-    world.apply(name, scheduling={"nodeSelector": on.selector})
+def apply(world: World, name: str, on: Pool, count: int = 4) -> None:
+    world.apply(name, accelerator={"count": count, "perNode": 2}, scheduling={"nodeSelector": on.selector})
 
 
 def was_refused(pod: Object) -> bool:
@@ -59,9 +59,11 @@ def test_the_pod_that_a_run_lacks_is_placed_before_older_pods_of_a_run_that_wait
     platform_with: PlatformWith,
     priority_class: Callable[[], None],
 ) -> None:
-    nodes = pool(2)
+    nodes = pool(3)
     priority_class()
     with platform_with({"recoveryPriorityClassName": NAME}):
+        apply(world, "leaving", nodes, count=2)
+        free = world.train("leaving", 10, pods=1).node_of("master-0")
         apply(world, "first", nodes)
         before = world.train("first", 60, checkpoint=50)
         assert classes(before) == {None}
@@ -69,15 +71,15 @@ def test_the_pod_that_a_run_lacks_is_placed_before_older_pods_of_a_run_that_wait
         apply(world, "second", nodes)
         world.wait_for("second", where=lambda state: len(list(filter(was_refused, state.pods.values()))) == 2)
 
-        free = before.node_of("worker-0")
-        nodes.cordon(free)
+        # The end of a pod is one event; a node that is uncordoned would be two, and pods be tried in between.
+        nodes.cordon(before.node_of("worker-0"))
         world.terminate("first-worker-0", 138)
         world.wait_for(
             "first",
             without=[before.uid_of("worker-0")],
             where=lambda state: "worker-0" in state.pods and was_refused(state.pods["worker-0"]),
         )
-        nodes.uncordon(free)
+        world.api.delete("MegatronRecipe", world.namespace, "leaving")
 
         after = world.train("first", 61, checkpoint=50, generation=2, resumedFrom=50)
         assert after.node_of("worker-0") == free
