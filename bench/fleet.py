@@ -255,6 +255,14 @@ def _sum(metrics: str, prefix: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(prefix))
 
 
+def _option(name: str, value: object) -> str:
+    """An option as the command line has it."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return flag
+    return f"{flag} {value:g}" if isinstance(value, int | float) else f"{flag} {value}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line. Returns 1 when something is stuck, or a run has failed."""
     parser = argparse.ArgumentParser(prog="bench.fleet", description=__doc__)
@@ -278,15 +286,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--logs", type=Path, help="directory for logs; default: a temporary one")
     given = vars(parser.parse_args(argv))
     changed = {name: value for name, value in given.items() if value != parser.get_default(name)}
-    words = [
-        f"--{name}"
-        if value is True
-        else f"--{name.replace('_', '-')} {value:g}"
-        if isinstance(value, int | float)
-        else f"--{name} {value}"
-        for name, value in changed.items()
-        if name not in ("logs", "write")
-    ]
+    words = [_option(name, value) for name, value in changed.items() if name not in ("logs", "write")]
     logs, write = given.pop("logs"), given.pop("write")
     given["limit"] = given["limit"] or 2 * given["minutes"] + 5
     options = Options(**given)

@@ -37,13 +37,7 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
         )
     ]
     errors += _gang_scheduling_errors(platform, at)
-    priority = platform.recovery_priority_class_name
-    if priority is not None and not NAME.pattern.fullmatch(priority):
-        message = f"invalid name {shown(priority)}"
-        errors.append(FieldError(f"{at}.recoveryPriorityClassName", message, NAME.fix))
-    if priority is not None and platform.gang_scheduling and platform.gang_scheduling.scheduler == VOLCANO:
-        message = f"{shown(priority)} is of pods, and Volcano takes runs by the priority of their PodGroup"
-        errors.append(FieldError(f"{at}.recoveryPriorityClassName", message, "leave it out"))
+    errors += _priority_errors(platform, at)
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
         field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
         errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))
@@ -93,6 +87,17 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
                 f"{shown(other)} would not see the PodGroups of gangScheduling.scheduler {gangs.scheduler}",
                 "leave it out",
             )
+
+
+def _priority_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:
+    name, field = platform.recovery_priority_class_name, f"{at}.recoveryPriorityClassName"
+    if name is None:
+        return
+    if not NAME.pattern.fullmatch(name):
+        yield FieldError(field, f"invalid name {shown(name)}", NAME.fix)
+    if platform.gang_scheduling is not None and platform.gang_scheduling.scheduler == VOLCANO:
+        message = f"{shown(name)} is of pods, and Volcano takes runs by the priority of their PodGroup"
+        yield FieldError(field, message, "leave it out")
 
 
 def _hardware_errors(name: str, profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:

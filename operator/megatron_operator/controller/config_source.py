@@ -107,7 +107,7 @@ class ConfigSource:
                 self._config = config
                 self._warn_without_rights(config.platform)
             except MissingClassError as error:
-                if str(error) != str(self._config):
+                if not (isinstance(self._config, MissingClassError) and str(error) == str(self._config)):
                     self._config = error
                     self.revision += 1
                 self._read_at = began  # without the versions: the class may be created

@@ -1,8 +1,15 @@
 """A run in a simulated cluster with its operator, as tests drive it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+from megatron_operator import catalog
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.lifecycle.desired import Config
+
+from tests.unit.controller import whole_operator
 from tests.unit.controller.api_in_memory import ApiInMemory
 from tests.unit.controller.simulated_cluster import Cluster, Node
 from tests.unit.controller.whole_operator import WholeOperator, recipe_spec
@@ -55,3 +62,12 @@ class Run:
         """The condition of this type; empty when it is not set."""
         conditions = self.status.get("conditions", [])
         return next((each for each in conditions if each["type"] == kind), {})
+
+
+@contextmanager
+def run_on(platform: PlatformConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """A run whose operator has this platform."""
+    monkeypatch.setattr(whole_operator, "CONFIG", Config(platform, catalog.load()))
+    run = Run()
+    yield run
+    run.operator.close()

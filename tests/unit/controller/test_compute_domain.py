@@ -4,14 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from megatron_operator import catalog
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.lifecycle.desired import Config
 
-from tests.unit.controller import whole_operator
 from tests.unit.controller.api_in_memory import NAME, NAMESPACE, UID
-from tests.unit.controller.simulated_run import Run
+from tests.unit.controller.simulated_run import Run, run_on
 
 PLATFORM = PlatformConfig.model_validate(
     {"accelerators": {"h100-sxm": {"computeDomain": True}}, "image": "trainer"}
@@ -20,10 +17,8 @@ PLATFORM = PlatformConfig.model_validate(
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr(whole_operator, "CONFIG", Config(PLATFORM, catalog.load()))
-    run = Run()
-    yield run
-    run.operator.close()
+    with run_on(PLATFORM, monkeypatch) as run:
+        yield run
 
 
 def reconciled(run: Run) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.lifecycle.desired import Config
 
-from tests.unit.controller import whole_operator
-from tests.unit.controller.simulated_run import Run
+from tests.unit.controller.simulated_run import Run, run_on
 
 CLASS = "megatron-recovery"
 PLATFORM = PlatformConfig.model_validate(
@@ -18,10 +15,8 @@ PLATFORM = PlatformConfig.model_validate(
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr(whole_operator, "CONFIG", Config(PLATFORM, catalog.load()))
-    run = Run()
-    yield run
-    run.operator.close()
+    with run_on(PLATFORM, monkeypatch) as run:
+        yield run
 
 
 def classes(run: Run) -> set[str | None]:
