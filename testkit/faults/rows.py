@@ -250,7 +250,7 @@ TWO = (
         "a rank is killed and another pod deleted",
         infra.rank_and_pod,
         kinds("rank", "pod"),
-        r"{pod}|worker-0",
+        rf"{SIGKILL}|worker-0",
     ),
     Row("both pods are deleted", infra.both_pods, kinds("pod"), r"worker-0|master-0"),
     Row(
