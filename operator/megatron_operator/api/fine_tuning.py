@@ -99,6 +99,12 @@ class InitSpec(ApiModel):
         return self.model_folder or (plain_path(source.path) if source else None)
 
     @property
+    def field_of_model(self) -> str:
+        """The field that `folder_of_model` is from."""
+        from_source = self.model_folder is None and self.source is not None and self.source.hugging_face
+        return "init.from.huggingFace.path" if from_source else "init.modelFolder"
+
+    @property
     def base_of_export(self) -> str | None:
         """The Hugging Face folder that an export takes configuration and, for adapters, weights from."""
         source = self.source.hugging_face if self.source else None

@@ -289,6 +289,13 @@ class Reason(StrEnum):
         "two minutes, and another one has: the job is re-created there and continues from the newest "
         "checkpoint. It costs no restart of the budget.",
     )
+    POD_DELETED_BY_FORCE = (
+        "PodDeletedByForce",
+        "Event",
+        "A pod had ended and was still there a minute after it should have been removed, which nothing could "
+        "replace: the operator deleted it with a grace period of 0.",
+        "Check the kubelet of its node: a volume that cannot be unmounted keeps a pod.",
+    )
     NODE_AVOIDED = (
         "NodeAvoided",
         "Event",

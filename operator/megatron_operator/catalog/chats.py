@@ -13,8 +13,10 @@ from megatron_operator.catalog import data, sources
 _LEAVE: Final = "leave it out"
 
 
-def chat_errors(asked: Mapping[str, Any], tokenizer: str | None, *, images: bool) -> Iterator[FieldError]:
-    """Errors of `data` with sources; `tokenizer` is its folder, of the recipe or of the model.
+def chat_errors(
+    asked: Mapping[str, Any], tokenizer: str | None, tokenizer_field: str, *, images: bool
+) -> Iterator[FieldError]:
+    """Errors of `data` with sources; `tokenizer` is its folder, which `tokenizer_field` names.
 
     `images`: the recipe reads images and text instead of chats.
     """
@@ -38,14 +40,13 @@ def chat_errors(asked: Mapping[str, Any], tokenizer: str | None, *, images: bool
             "spec.data.split", message, "give all to training and validation, for example 98,2,0"
         )
     if tokenizer is not None and not tokenizer.startswith(f"{DATA_DIR}/"):
-        field = "data.tokenizer.tokenizerModel" if asked.get("tokenizer") else "init.modelFolder"
         message = (
             f"{shown(tokenizer)} is not on the data volume, the only one of the pods that prepare {what}s"
         )
         fix = (
             f"copy the tokenizer there, and name its folder below {DATA_DIR} in data.tokenizer.tokenizerModel"
         )
-        yield FieldError(f"spec.{field}", message, fix)
+        yield FieldError(f"spec.{tokenizer_field}", message, fix)
 
 
 def _format_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:

@@ -15,6 +15,7 @@ from megatron_operator.api.fine_tuning import (
     LATENT_MODULES,
     STATE_SPACE_MODULES,
     TARGET_MODULES,
+    InitSpec,
     PeftSpec,
     TargetModule,
 )
@@ -34,6 +35,7 @@ _DATA_OF_SOURCES: Final = _DATA | {"sources", "prepare", "split", "maxEpochs"}
 _DATA_OF_IMAGES: Final = _DATA_OF_SOURCES - {"datasetRoot", "examples", "packing"}
 _ONLY_BRIDGE: Final = "only recipes of engine bridge take it"
 _LEAVE: Final = "leave it out"
+_TOKENIZER_MODEL: Final = "data.tokenizer.tokenizerModel"
 
 
 def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[FieldError]:
@@ -107,7 +109,7 @@ def _data_errors(spec: MegatronRecipeSpec, *, images: bool) -> Iterator[FieldErr
         fix = "set data.sources with format: webdataset, or data.mockData: true" if images else fix
         yield FieldError(f"spec.data.{leaf}", "is not passed to Megatron-Bridge", fix)
     if has_sources:
-        yield from chats.chat_errors(data, _tokenizer_folder(spec), images=images)
+        yield from chats.chat_errors(data, *_tokenizer_folder(spec), images=images)
 
 
 def _not_taken_by_bridge(spec: MegatronRecipeSpec, *, splits: bool) -> Iterator[FieldError]:
@@ -160,10 +162,10 @@ def complete_data(
     for leaf in data.keys() - (_DATA_OF_SOURCES if has_sources else _DATA):
         data.pop(leaf)
         found.origins.pop(f"data.{leaf}", None)
-    folder = _tokenizer_folder(spec)
-    if not (spec.data and spec.data.tokenizer and spec.data.tokenizer.tokenizer_model):
+    folder, field = _tokenizer_folder(spec)
+    if field != _TOKENIZER_MODEL:
         data["tokenizer"] = {"tokenizerType": TOKENIZER} | ({"tokenizerModel": folder} if folder else {})
-        found.origins["data.tokenizer"] = "init.modelFolder"
+        found.origins["data.tokenizer"] = field
     if not has_sources:
         return
     if "split" not in data:
@@ -177,9 +179,12 @@ def complete_data(
         found.origins["data.examples"] = "data.sources"
 
 
-def _tokenizer_folder(spec: MegatronRecipeSpec) -> str | None:
-    own = spec.data.tokenizer.tokenizer_model if spec.data and spec.data.tokenizer else None
-    return own or (spec.init.folder_of_model if spec.init else None)
+def _tokenizer_folder(spec: MegatronRecipeSpec) -> tuple[str | None, str]:
+    """The tokenizer's folder, and the field that names it."""
+    if spec.data and spec.data.tokenizer and spec.data.tokenizer.tokenizer_model:
+        return spec.data.tokenizer.tokenizer_model, _TOKENIZER_MODEL
+    init = spec.init or InitSpec()
+    return init.folder_of_model, init.field_of_model
 
 
 def adapters(

@@ -135,6 +135,9 @@ def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipe
     layers = [("", entry.wire()), ("", layout.wire())]
     (published, _), (merged, _) = merge_layers(layers), merge_layers([*layers, ("", spec.wire())])
     asked, _ = merge_layers([("", spec.wire())])
+    cp = merged["parallelism"].get("contextParallelSize") or 1
+    if entry.engine == "bridge" and cp > 1 and asked["data"].get("packing"):
+        return f"data.packing is true, and packed samples are not split over its CP {cp}"
     alike = _in_16_bits(published["training"]) == _in_16_bits(merged["training"])
     for section, leaves in _LAYOUT_DEPENDS_ON.items():
         for leaf in sorted(leaves & asked[section].keys()):

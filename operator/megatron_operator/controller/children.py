@@ -37,7 +37,7 @@ from megatron_operator.lifecycle.children import (
     policy_obstacle,
     recorded_kind,
 )
-from megatron_operator.lifecycle.desired import DesiredState
+from megatron_operator.lifecycle.desired import DesiredState, has_begun
 from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_starting
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
@@ -178,7 +178,7 @@ class Children:
             if (waiting := await self._ensure_before_pods(status, resource, body)) is not None:
                 return waiting
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
-        if status.recovery.outgoing_job is not None:
+        if status.recovery.outgoing_job is not None and has_begun(status):
             manifest = recovery_priority.recovering(manifest)
         manifest = await self._capacity.without_small_domains(status.key, manifest)
         try:

@@ -29,6 +29,8 @@ RECENT: Final = 15.0
 """Seconds for which reconciles use the cached ConfigMaps: the controller reads them each 5 s, and a reconcile
 that waits for a busy API server holds its worker."""
 NODES_FRESH: Final = 30.0
+CLASS_INTERVAL: Final = 60.0
+"""Seconds between two attempts to look for a PriorityClass without the right to."""
 
 
 def parse_platform(text: str, source: str) -> PlatformConfig:
@@ -44,12 +46,12 @@ def parse_platform(text: str, source: str) -> PlatformConfig:
         ) from None
 
 
-class MissingClassError(InvalidRecipeError):
-    """The platform names a PriorityClass that does not exist."""
+class PriorityClassError(InvalidRecipeError):
+    """The class in `recoveryPriorityClassName` cannot be used; all else of the platform file is valid."""
 
-    def __init__(self, name: str, fix: str) -> None:
-        field = f"{PLATFORM_KEY}.recoveryPriorityClassName"
-        super().__init__([FieldError(field, f"there is no PriorityClass {name}", fix)])
+    def __init__(self, platform: PlatformConfig, message: str, fix: str) -> None:
+        super().__init__([FieldError(f"{PLATFORM_KEY}.recoveryPriorityClassName", message, fix)])
+        self.platform = platform
 
 
 class ConfigSource:
@@ -64,8 +66,14 @@ class ConfigSource:
         self._node_labels: list[dict[str, str]] = []
         self._found_class: tuple[str | None, str] | None = None
         """Version of the platform file, and the PriorityClass that it names, once that was found."""
+        self._class_without_rights: tuple[str | None, str] | None = None
+        """The same where the operator may not look for it."""
+        self._next_look = 0.0
         self._versions: tuple[str | None, ...] | None = None
+        self._parsed: Config | InvalidRecipeError | None = None
+        self._class_error: PriorityClassError | None = None
         self._config: Config | InvalidRecipeError | None = None
+        """What was parsed, or the error of its PriorityClass."""
         self.revision = 0
         """Number of changes found; 0 before the first read."""
 
@@ -99,45 +107,65 @@ class ConfigSource:
         nodes = await self._read_node_labels()
         labels = digest(sorted(map(sorted, map(dict.items, nodes))))
         versions = (_version(platform), _version(recipes), labels)
-        if self._config is None or versions != self._versions:
+        changed = self._parsed is None or versions != self._versions
+        if changed:
             try:
                 # In a thread: a ConfigMap of a megabyte takes longer than the event loop may be blocked.
-                config = await asyncio.to_thread(self._parse, platform, recipes, nodes)
-                await self._check_priority_class(config.platform, versions[0])
-                self._config = config
-                self._warn_without_rights(config.platform)
-            except MissingClassError as error:
-                if not (isinstance(self._config, MissingClassError) and str(error) == str(self._config)):
-                    self._config = error
-                    self.revision += 1
-                self._read_at = began  # without the versions: the class may be created
-                return
+                self._parsed = await asyncio.to_thread(self._parse, platform, recipes, nodes)
+                self._warn_without_rights(self._parsed.platform)
             except InvalidRecipeError as error:
-                self._config = error
+                self._parsed = error
+        class_error = await self._check_priority_class(versions[0])
+        if changed or str(class_error) != str(self._class_error):
+            self._class_error, self._config = class_error, class_error or self._parsed
             self.revision += 1
         # Last: after an unexpected error the next read tries again.
         self._versions, self._read_at = versions, began
 
-    async def _check_priority_class(self, platform: PlatformConfig, version: str | None) -> None:
-        """Raises MissingClassError if the class is missing: no pod of a run could be replaced.
+    async def _check_priority_class(self, version: str | None) -> PriorityClassError | None:
+        """Why the class for pods that recover cannot be used; None where it can, or none is named.
 
-        Once for each version of the platform file: what runs is not disturbed where it is deleted later.
+        Found once for each version of the platform file: what runs is not disturbed where it is deleted.
         """
+        assert self._parsed is not None, "the platform file is read first"
+        if isinstance(self._parsed, InvalidRecipeError):
+            return None
+        platform, now = self._parsed.platform, time.monotonic()
         name = platform.recovery_priority_class_name
         if name is None or self._found_class == (version, name):
-            return
+            return None
+        if self._class_without_rights == (version, name) and now < self._next_look:
+            return None
         try:
-            found = await self._api.find(PRIORITY_CLASSES, None, fields=f"metadata.name={name}")
+            classes = await self._api.find(PRIORITY_CLASSES, None)
         except ApiError as error:
             if not error.refused:
                 raise
-            text = "%s: recoveryPriorityClassName: no rights to look whether PriorityClass %s exists"
+            if self._class_without_rights != (version, name):
+                text = "%s: recoveryPriorityClassName: no rights to look whether PriorityClass %s exists"
+                log.warning(text, PLATFORM_KEY, name)
+            # An upgrade of the chart may have written the platform file before the rights.
+            self._class_without_rights, self._next_look = (version, name), now + CLASS_INTERVAL
+            return None
+        found = next((each for each in classes if each["metadata"]["name"] == name), None)
+        if found is None:
+            fix = f"create it, or correct the name in {self._config_map}"
+            return PriorityClassError(platform, f"there is no PriorityClass {name}", fix)
+        others = max((each["value"] for each in classes if each.get("globalDefault")), default=0)
+        if found["value"] <= others:
+            message = (
+                f"PriorityClass {name} has the value {found['value']}, and pods without a class have {others}"
+            )
+            fix = f"name one with a higher value in {self._config_map}"
+            return PriorityClassError(platform, message, fix)
+        if found.get("preemptionPolicy") != "Never":
+            text = (
+                "%s: recoveryPriorityClassName: pods of PriorityClass %s end pods of lower priority, also of "
+            )
+            text += "runs that train; with preemptionPolicy Never they do not"
             log.warning(text, PLATFORM_KEY, name)
-        else:
-            if not found:
-                fix = f"create it, or correct the name in {self._config_map}"
-                raise MissingClassError(name, fix)
         self._found_class = version, name
+        return None
 
     def _warn_without_rights(self, platform: PlatformConfig) -> None:
         """The chart refuses this at installation; the ConfigMap may be edited later."""

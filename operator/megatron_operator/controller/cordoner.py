@@ -9,7 +9,7 @@ from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
-from megatron_operator.controller.config_source import RECENT, ConfigSource
+from megatron_operator.controller.config_source import RECENT, ConfigSource, PriorityClassError
 from megatron_operator.lifecycle.cordoning import (
     cordon_cap,
     cordon_patch,
@@ -42,10 +42,12 @@ class Cordoner:
         """The platform's rules for nodes; the defaults, which cordon none, while the file is invalid."""
         try:
             platform = (await self._config.read(age=RECENT)).platform
-            return platform.bad_nodes, platform.maintenance
+        except PriorityClassError as error:
+            platform = error.platform
         except InvalidRecipeError as error:
             log.warning("%s: the defaults of platform.badNodes apply: %s", status.key, error)
             return BadNodes(), Maintenance()
+        return platform.bad_nodes, platform.maintenance
 
     async def cordon(self, status: StatusBuilder, nodes: tuple[str, ...], rules: BadNodes, pool: int) -> None:
         """Cordon nodes before the status records that the run avoids them.

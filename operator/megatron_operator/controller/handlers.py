@@ -170,7 +170,8 @@ class Operator:
         """A pod of a recipe changed."""
         _update(self.caches.pods, body, gone=gone)
         self.snapshots.cache_pod_end(_recipe_of(body), body)
-        self.child_event(body, lost=gone or (body.get("status") or {}).get("phase") == "Failed")
+        failed = (body.get("status") or {}).get("phase") == "Failed"
+        self.child_event(body, lost=gone or failed or "deletionTimestamp" in body["metadata"])
 
     async def _watch_config(self) -> None:
         """Reconcile recipes that wait or were refused after the platform or the catalog has changed."""

@@ -1,8 +1,6 @@
 """Reads the warnings about training jobs for all runs of a namespace together."""
 
 import asyncio
-import time
-from dataclasses import dataclass
 from typing import Final
 
 from megatron_operator.controller.api_client import EVENTS, ApiClient
@@ -11,17 +9,6 @@ from megatron_operator.manifests.job_backends import backend_of
 
 RECENT: Final = 5.0
 """Seconds for which a list is used after it was read."""
-
-
-@dataclass(slots=True)
-class _List:
-    task: asyncio.Task[list[Object]]
-    read_at: float | None = None
-    """When it was complete, in monotonic seconds; None before."""
-
-    def is_used(self, now: float) -> bool:
-        """Whether it is being read, or was read a moment ago: not after an error."""
-        return not self.task.done() if self.read_at is None else now - self.read_at < RECENT
 
 
 class JobEvents:
@@ -33,7 +20,7 @@ class JobEvents:
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
-        self._lists: dict[tuple[str, str], _List] = {}
+        self._lists: dict[tuple[str, str], asyncio.Task[list[Object]]] = {}
 
     async def of(self, job: Object) -> tuple[Object, ...]:
         """Warnings about a job or what it creates, at most RECENT seconds and a list old.
@@ -45,13 +32,17 @@ class JobEvents:
         return tuple(event for found in lists for event in found if backend.is_event_of(job, event))
 
     async def _read(self, namespace: str, selector: str) -> list[Object]:
-        key, now = (namespace, selector), time.monotonic()
-        self._lists = {key: each for key, each in self._lists.items() if each.is_used(now)}
-        if key not in self._lists:
+        key = (namespace, selector)
+        task = self._lists.get(key)
+        if task is None:
             task = asyncio.create_task(self._api.find(EVENTS, namespace, fields=selector), name="job-events")
-            self._lists[key] = _List(task)
-        found = self._lists[key]
+            self._lists[key] = task
+            task.add_done_callback(lambda done: self._drop_later(key, done))
         # Shielded: a reconcile that is cancelled does not cancel the list of the others.
-        events = await asyncio.shield(found.task)
-        found.read_at = found.read_at or time.monotonic()
-        return events
+        return await asyncio.shield(task)
+
+    def _drop_later(self, key: tuple[str, str], task: asyncio.Task[list[Object]]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            del self._lists[key]
+        else:
+            asyncio.get_running_loop().call_later(RECENT, self._lists.pop, key)

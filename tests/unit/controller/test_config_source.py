@@ -9,9 +9,12 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.controller import config_source
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.config_source import ConfigSource, parse_platform
+from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.settings import Settings
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 SOURCE = "ConfigMap megatron-system/megatron-platform"
+METADATA = {"name": "run", "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
 
 
 def test_an_empty_file_is_an_empty_platform() -> None:
@@ -130,25 +133,31 @@ async def test_a_reconcile_uses_what_the_controller_has_read(monkeypatch: pytest
     assert (await source.read(age=config_source.RECENT)).platform.image == "trainer:2"
 
 
-class PriorityClasses:
-    """Stands in for the API client: a platform that names a PriorityClass."""
+def priority_class(name: str, value: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "value": value, "preemptionPolicy": "Never"} | fields
 
-    def __init__(self, *classes: str) -> None:
-        self.classes = list(classes)
+
+class PriorityClasses:
+    """Stands in for the API client: a platform that names the PriorityClass `recovery`."""
+
+    def __init__(self, *names: str) -> None:
+        self.classes = [priority_class(name) for name in names]
+        self.text = "recoveryPriorityClassName: recovery"
+        self.looks = 0
         self.refusal: ApiError | None = None
         self.platform_version = self.catalog_version = "1"
 
     async def get(self, _kind: object, _namespace: str, name: str) -> dict[str, Any] | None:
         if name == "megatron-catalog":
             return {"metadata": {"resourceVersion": self.catalog_version}, "data": {}}
-        text = "recoveryPriorityClassName: recovery"
-        return {"metadata": {"resourceVersion": self.platform_version}, "data": {"platform.yaml": text}}
+        return {"metadata": {"resourceVersion": self.platform_version}, "data": {"platform.yaml": self.text}}
 
-    async def find(self, _kind: object, namespace: str | None, *, fields: str) -> list[dict[str, Any]]:
+    async def find(self, _kind: object, namespace: str | None) -> list[dict[str, Any]]:
         assert namespace is None
+        self.looks += 1
         if self.refusal is not None:
             raise self.refusal
-        return [{} for name in self.classes if fields == f"metadata.name={name}"]
+        return list(self.classes)
 
 
 def source_of(api: Any) -> ConfigSource:
@@ -166,7 +175,7 @@ async def test_a_platform_whose_priority_class_is_missing_is_refused_until_it_ex
         assert error.message == "there is no PriorityClass recovery"
         assert error.fix == f"create it, or correct the name in {SOURCE}"
     assert source.revision == 1
-    api.classes.append("recovery")
+    api.classes.append(priority_class("recovery"))
     assert (await source.read(age=0.0)).platform.recovery_priority_class_name == "recovery"
     assert source.revision == 2
 
@@ -180,7 +189,7 @@ async def test_a_class_that_was_missing_is_looked_for_again_after_an_error() -> 
     with pytest.raises(ApiError):
         await source.read(age=0.0)
     api.refusal = None
-    api.classes.append("recovery")
+    api.classes.append(priority_class("recovery"))
     assert (await source.read(age=0.0)).platform.recovery_priority_class_name == "recovery"
 
 
@@ -204,6 +213,74 @@ async def test_where_the_operator_may_not_list_priority_classes_the_name_is_trus
     api.refusal = ApiError(403, "Forbidden", "no rights")
     assert (await source_of(api).read()).platform.recovery_priority_class_name == "recovery"
     assert "no rights to look whether PriorityClass recovery exists" in caplog.text
+
+
+async def test_a_class_is_looked_for_again_once_the_operator_may(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade of the chart writes the platform file before the rights."""
+    moment = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    api = PriorityClasses()
+    api.refusal = ApiError(403, "Forbidden", "no rights")
+    source = source_of(api)
+    for moment[0], looks in ((100.0, 1), (101.0, 1), (100.0 + config_source.CLASS_INTERVAL, 2)):
+        await source.read(age=0.0)
+        assert api.looks == looks
+    assert caplog.text.count("no rights to look whether PriorityClass recovery exists") == 1
+    api.refusal = None
+    moment[0] += config_source.CLASS_INTERVAL
+    with pytest.raises(InvalidRecipeError, match="there is no PriorityClass recovery"):
+        await source.read(age=0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "others", "usual"),
+    [(0, [], 0), (-1, [], 0), (10, [priority_class("usual", 10, globalDefault=True)], 10)],
+)
+async def test_a_class_that_is_not_above_that_of_other_pods_is_refused(
+    value: int, others: list[dict[str, Any]], usual: int
+) -> None:
+    api = PriorityClasses()
+    api.classes = [priority_class("recovery", value), *others]
+    source = source_of(api)
+    with pytest.raises(InvalidRecipeError) as refused:
+        await source.read()
+    (error,) = refused.value.errors
+    assert error.field == "platform.yaml.recoveryPriorityClassName"
+    assert error.message == (
+        f"PriorityClass recovery has the value {value}, and pods without a class have {usual}"
+    )
+    api.classes[0] = priority_class("recovery", usual + 1)
+    assert (await source.read(age=0.0)).platform.recovery_priority_class_name == "recovery"
+
+
+async def test_a_class_that_may_preempt_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    api = PriorityClasses()
+    api.classes = [priority_class("recovery", preemptionPolicy="PreemptLowerPriority")]
+    await source_of(api).read()
+    assert "pods of PriorityClass recovery end pods of lower priority" in caplog.text
+
+
+async def test_without_the_class_the_rules_for_nodes_apply() -> None:
+    api = PriorityClasses()
+    api.text += "\nbadNodes: {cordon: true, maxPerHour: 7}"
+    used: Any = api
+    status = StatusBuilder.of({"metadata": METADATA, "spec": {}}, 0.0)
+    bad_nodes, _ = await Cordoner(used, source_of(api)).rules(status)
+    assert (bad_nodes.cordon, bad_nodes.max_per_hour) == (True, 7)
+
+
+async def test_an_error_ends_with_the_file_that_has_it() -> None:
+    api = PriorityClasses()
+    source = source_of(api)
+    api.text = ""
+    await source.read()
+    api.text, api.platform_version = "recoveryPriorityClassName: recovery", "2"
+    with pytest.raises(InvalidRecipeError, match="there is no PriorityClass recovery"):
+        await source.read(age=0.0)
+    api.text, api.platform_version = "", "1"
+    assert (await source.read(age=0.0)).platform.recovery_priority_class_name is None
 
 
 async def test_a_priority_class_that_could_not_be_looked_for_is_looked_for_again() -> None:

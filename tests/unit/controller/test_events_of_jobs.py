@@ -1,13 +1,13 @@
 """The Events of jobs are read only where pods do not become more, and by all runs together."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.controller import job_events
 from megatron_operator.controller.api_client import EVENTS, JOBS, Resource
-from megatron_operator.controller.job_events import RECENT, JobEvents
+from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -158,15 +158,25 @@ async def test_runs_that_wait_share_a_list_of_events_and_each_sees_its_own() -> 
     ]
 
 
-async def test_a_list_is_used_for_a_while_after_it_was_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    moment = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+async def test_a_list_is_used_for_a_while_after_it_was_complete() -> None:
     api: Any = SlowEvents(warning("run"))
     events = JobEvents(api)
     api.go.set()
-    for moment[0], lists in ((100.0, 1), (100.0 + RECENT - 0.1, 1), (100.0 + RECENT, 2)):
+    for _ in range(2):
         assert await events.of(job("run")) == (warning("run"),)
-        assert len(api.asked) == lists
+    assert len(api.asked) == 1
+
+
+async def test_a_list_is_dropped_after_that_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_events, "RECENT", 0.0)
+    api: Any = SlowEvents(warning("run"))
+    events = JobEvents(api)
+    api.go.set()
+    await events.of(job("run"))
+    while events._lists:
+        await asyncio.sleep(0)
+    assert await events.of(job("run")) == (warning("run"),)
+    assert len(api.asked) == 2
 
 
 async def test_namespaces_have_lists_of_their_own() -> None:
@@ -207,15 +217,3 @@ async def test_a_reconcile_that_is_cancelled_does_not_end_the_list_of_others() -
     api.go.set()
     assert await second == (warning("run"),)
     assert len(api.asked) == 1
-
-
-async def test_lists_that_nobody_asks_for_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    moment = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
-    api: Any = SlowEvents()
-    events = JobEvents(api)
-    api.go.set()
-    await events.of(job("run"))
-    moment[0] += RECENT
-    await events.of(job("run", OTHER_NAMESPACE))
-    assert [namespace for namespace, _ in events._lists] == [OTHER_NAMESPACE]

@@ -93,16 +93,22 @@ def test_after_a_restart_edited_recipes_are_reconciled_before_those_whose_status
 
 
 @pytest.mark.parametrize(
-    ("phase", "gone", "patience"),
-    [("Running", False, NORMAL), ("Failed", False, URGENT), ("Running", True, URGENT)],
+    ("phase", "deleting", "gone", "patience"),
+    [
+        ("Running", {}, False, NORMAL),
+        ("Failed", {}, False, URGENT),
+        ("Running", {"deletionTimestamp": "2026-01-01T00:00:00Z"}, False, URGENT),
+        ("Running", {}, True, URGENT),
+    ],
 )
-def test_a_pod_that_a_run_has_lost_is_more_urgent_than_its_other_events(
-    operator: Any, phase: str, gone: bool, patience: float
+def test_a_pod_that_a_run_loses_is_more_urgent_than_its_other_events(
+    operator: Any, phase: str, deleting: dict[str, str], gone: bool, patience: float
 ) -> None:
     operator.recipe_event(recipe(Phase.STARTING), gone=False)
     operator.queue.added.clear()
     operator.snapshots = Snapshots()
-    operator.pod_event(JOB | {"status": {"phase": phase}}, gone=gone)
+    pod = {"metadata": JOB["metadata"] | deleting, "status": {"phase": phase}}
+    operator.pod_event(JOB | pod, gone=gone)
     assert operator.queue.added == [(RecipeKey("default", "run"), START_COALESCE, patience)]
 
 

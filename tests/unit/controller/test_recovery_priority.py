@@ -53,6 +53,16 @@ def test_all_pods_of_a_run_that_the_operator_has_resized_have_it(run: Run) -> No
     assert classes(run) == {CLASS}
 
 
+def test_pods_of_a_run_that_shrinks_before_it_has_trained_wait_as_others_do(run: Run) -> None:
+    for node in ("node-1", "node-2"):
+        run.cluster.nodes[node].taken = True
+    run.edit(recovery={"elastic": {"minCount": 8, "shrinkAfter": 60, "growAfter": 60}})
+    run.until(lambda: run.cluster.job is not None)
+    another_job(run)
+    assert run.status["recovery"]["elastic"]["count"] == 8
+    assert classes(run) == {None}
+
+
 @pytest.mark.parametrize("edit", ["resumed after a suspension", "another count"])
 def test_pods_of_a_run_that_its_user_has_changed_wait_as_others_do(run: Run, edit: str) -> None:
     run.until(run.trains)

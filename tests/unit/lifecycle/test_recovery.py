@@ -207,8 +207,14 @@ def test_a_pod_that_has_ended_and_is_not_removed_is_force_deleted_without_blame_
     placed.pods[1]["metadata"]["deletionTimestamp"] = timestamp(placed.now)
     assert unfinished(placed) is None
     placed.pass_time(STUCK_GRACE + 1)
-    assert unfinished(placed) == (ForceDeletePods((placed.pods[1],)),)
-    assert placed.status().recovery.node_failures == {}
+    status = placed.status()
+    result = unfinished_actions(status, placed.snapshot())
+    assert result is not None
+    assert result.actions == (ForceDeletePods((placed.pods[1],)),)
+    assert status.recovery.node_failures == {}
+    (event,) = status.events
+    assert (event.reason, event.warning) == ("PodDeletedByForce", True)
+    assert event.message == "worker-0 on node-1 has ended, and was not removed"
 
 
 def test_a_gang_restart_is_completed_by_later_reconciles(placed: Any) -> None:

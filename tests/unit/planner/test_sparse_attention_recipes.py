@@ -180,6 +180,17 @@ def test_packed_samples_are_not_split() -> None:
     assert refused.endswith("; set 1, or packing: false")
 
 
+def test_a_published_layout_that_splits_sequences_is_not_used_with_packing() -> None:
+    """Its 200,000 tokens would be on one rank: what fits with CP 32 does not without."""
+    data = {"volume": {"claimName": "corpus"}, "datasetRoot": "chats"}
+    training = {"globalBatchSize": 64}
+    assert (
+        planned("glm5.2-sft", "kernels", 608, data=data, training=training).plan.context_parallel_size == 32
+    )
+    refused = refusal("glm5.2-sft", "kernels", 608, data=data | {"packing": True}, training=training)
+    assert "the most memory-efficient layout, TP 8, PP 19, CP 1, EP 32, DP 4, needs" in refused
+
+
 def test_a_length_that_cannot_be_split_is_refused() -> None:
     sizes = {**PP1, "contextParallelSize": 2}
     refused = refusal("glm5.2-sft", "cpu", 2, parallelism=sizes, training={"seqLength": 4098})
