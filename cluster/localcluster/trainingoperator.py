@@ -30,10 +30,11 @@ CERTIFICATE_DIRECTORY = Path("/tmp/k8s-webhook-server/serving-certs")
 INIT_CONTAINER = Path(__file__).parent / "data" / "init-container.yaml"
 FLAGS = (
     "--enable-scheme=pytorchjob",
-    # With its defaults (20, 30, 1) it creates only two jobs per second.
+    # With its defaults (20, 30, 1) it creates only two jobs per second. A thread creates the pods and
+    # services of a job one by one; a run that lacks a pod waits while all threads start others.
     "--kube-api-qps=1000",
     "--kube-api-burst=1000",
-    "--controller-threads=8",
+    "--controller-threads=64",
 )
 
 
