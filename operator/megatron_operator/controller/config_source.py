@@ -68,7 +68,7 @@ class ConfigSource:
         """Version of the platform file, and the PriorityClass that it names, once that was found."""
         self._class_without_rights: tuple[str | None, str] | None = None
         """The same where the operator may not look for it."""
-        self._next_look = 0.0
+        self._next_class_list = 0.0
         self._versions: tuple[str | None, ...] | None = None
         self._parsed: Config | InvalidRecipeError | None = None
         self._class_error: PriorityClassError | None = None
@@ -134,7 +134,7 @@ class ConfigSource:
         name = platform.recovery_priority_class_name
         if name is None or self._found_class == (version, name):
             return None
-        if self._class_without_rights == (version, name) and now < self._next_look:
+        if self._class_without_rights == (version, name) and now < self._next_class_list:
             return None
         try:
             classes = await self._api.find(PRIORITY_CLASSES, None)
@@ -145,7 +145,7 @@ class ConfigSource:
                 text = "%s: recoveryPriorityClassName: no rights to look whether PriorityClass %s exists"
                 log.warning(text, PLATFORM_KEY, name)
             # An upgrade of the chart may have written the platform file before the rights.
-            self._class_without_rights, self._next_look = (version, name), now + CLASS_INTERVAL
+            self._class_without_rights, self._next_class_list = (version, name), now + CLASS_INTERVAL
             return None
         found = next((each for each in classes if each["metadata"]["name"] == name), None)
         if found is None:
