@@ -263,7 +263,9 @@ def test_what_the_run_reads_is_checked(
 def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     (tmp_path / "raw.jsonl").write_text(lines(many(2)))
     folder = write_tokenizer(tmp_path / "tokenizer", None)
-    with pytest.raises(PreparationError, match=r"has no chat template; add chat_template\.jinja there"):
+    with pytest.raises(
+        PreparationError, match=r"has no chat template, as most base models; add chat_template\.jinja there"
+    ):
         chats_command.run(words(tmp_path, f"{tmp_path}/raw.jsonl", tokenizer=folder))
 
 

@@ -42,7 +42,8 @@ _SPEC = (
         "data",
         is_set("data"),
         "is required",
-        "set data.blend with data.volume, data.prepare for text to tokenize, or data.mockData: true",
+        "set data.sources or data.blend, with data.volume, data.prepare for a text folder, "
+        "or data.mockData: true",
     ),
     rule(
         "spec",
@@ -253,7 +254,8 @@ _DATA = (
         "volume",
         is_set("volume") | ~(is_set("blend") | is_set("prepare") | is_set("sources") | is_set("datasetRoot")),
         "no volume is set for the datasets",
-        "set data.volume.claimName, or data.volume.size for a new one",
+        "set data.volume.claimName to the claim that has them, "
+        "or data.volume.size for a new one to prepare them on",
     ),
 )
 

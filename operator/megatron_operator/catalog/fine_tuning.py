@@ -106,6 +106,10 @@ def _data_errors(spec: MegatronRecipeSpec, *, images: bool) -> Iterator[FieldErr
     taken = _DATA_OF_IMAGES if images else _DATA_OF_SOURCES if has_sources else _DATA
     fix = "set data.sources with format: chat, data.datasetRoot, or data.mockData: true"
     for leaf in sorted(data.keys() - taken):
+        if leaf in _DATA_OF_SOURCES - _DATA:
+            leave = "leave it out, or set data.sources with format: chat"
+            yield FieldError(f"spec.data.{leaf}", "has no effect without data.sources", leave)
+            continue
         fix = "set data.sources with format: webdataset, or data.mockData: true" if images else fix
         yield FieldError(f"spec.data.{leaf}", "is not passed to Megatron-Bridge", fix)
     if has_sources:
@@ -166,6 +170,8 @@ def complete_data(
     if field != _TOKENIZER_MODEL:
         data["tokenizer"] = {"tokenizerType": TOKENIZER} | ({"tokenizerModel": folder} if folder else {})
         found.origins["data.tokenizer"] = field
+    else:
+        data["tokenizer"] = {"tokenizerType": TOKENIZER} | data["tokenizer"]
     if not has_sources:
         return
     if "split" not in data:

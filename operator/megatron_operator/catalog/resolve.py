@@ -82,7 +82,11 @@ def resolve_for_planning(
     Raises InvalidRecipeError, with all errors, when planning is not possible.
     """
     entry = _entry(spec, catalog, found)
-    spec, unknown_formats = with_formats(spec, fine_tunes=entry is not None and entry.fine_tunes)
+    spec, unknown_formats = with_formats(
+        spec,
+        fine_tunes=entry is not None and entry.fine_tunes,
+        images=entry is not None and entry.reads_images,
+    )
     if unknown_formats:
         raise InvalidRecipeError([*found.errors, *unknown_formats])
     picked = select_accelerator(spec.accelerator, platform)

@@ -23,11 +23,11 @@ _COMPRESSED: Final = (".gz", ".zst")
 
 
 def with_formats(
-    spec: MegatronRecipeSpec, *, fine_tunes: bool
+    spec: MegatronRecipeSpec, *, fine_tunes: bool, images: bool = False
 ) -> tuple[MegatronRecipeSpec, list[FieldError]]:
     """The recipe with the format of each source, and the errors of sources whose suffix leaves it open.
 
-    Recipes that fine-tune read lines of chats only.
+    Recipes that fine-tune read lines of chats only, or `images` and text.
     """
     if spec.data is None or not spec.data.sources:
         return spec, []
@@ -38,6 +38,10 @@ def with_formats(
         if kind is None:
             message = f"is not set, and the suffix of {shown(source.path)} leaves it open"
             fix = "set jsonl, chat, text, parquet, hf or webdataset"
+            if fine_tunes:
+                fix = (
+                    "set webdataset, for tar files" if images else "set chat, if each line is a conversation"
+                )
             errors.append(FieldError(f"spec.data.sources[{number}].format", message, fix))
         completed.append(source.model_copy(update={"format": kind}))
     data = spec.data.model_copy(update={"sources": completed})

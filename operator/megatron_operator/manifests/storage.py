@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, shown
 from megatron_operator.api.recipe import VolumeSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
@@ -71,13 +71,33 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
                     FieldError(
                         "spec.data.volume",
                         "requests a new, empty volume, but nothing fills it",
-                        "set claimName to an existing claim, or set data.prepare",
+                        "set claimName to the claim that has them",
                     )
                 ]
             )
+        if data.claim_name is None and (errors := _read_from_new_volume(resolved)):
+            raise InvalidRecipeError(errors)
         data_claim = _claim(owner, "data", data, max(nodes, workers), created, expected, owned=True)
     local = checkpoint.local.size_limit if checkpoint.local else None
     return Storage(checkpoint_claim, data_claim, tuple(created), tuple(expected), local)
+
+
+def _read_from_new_volume(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Errors of a new data volume from which something is read that nothing writes."""
+    data, source = resolved.data, resolved.init.source
+    read = {f"data.sources[{number}].path": each.path for number, each in enumerate(data.sources or ())}
+    read["data.prepare.source"] = (data.prepare and data.prepare.source) or ""
+    read["init.from.huggingFace.path"] = source.hugging_face.path if source and source.hugging_face else ""
+    read["init.from.megatron.path"] = source.megatron.path if source and source.megatron else ""
+    read["init.modelFolder"] = resolved.init.model_folder or ""
+    message = "requests a new, empty volume, from which {} {} is read"
+    return [
+        FieldError(
+            "spec.data.volume", message.format(field, shown(path)), "set claimName to the claim that has it"
+        )
+        for field, path in read.items()
+        if path.startswith(f"{DATA_DIR}/")
+    ]
 
 
 def _claim(

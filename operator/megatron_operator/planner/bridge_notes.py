@@ -1,5 +1,6 @@
 """Notes of a plan about Megatron-Bridge, which runs it or would."""
 
+import math
 from collections.abc import Iterator
 
 from megatron_operator.api.diagnostics import Diagnostics
@@ -7,6 +8,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.bridge_support import SEEN_ON_A_GPU
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
+from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.layers import ENCODED
 from megatron_operator.planner.estimate.model_shape import model_shape
@@ -28,6 +30,7 @@ def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
                     *plan.notes,
                     *_tower_notes(resolved),
                     *_adapter_notes(resolved, plan),
+                    *_sample_notes(resolved, plan),
                     *_dispatcher_notes(resolved),
                     note,
                 ]
@@ -56,6 +59,19 @@ def _dispatcher_notes(resolved: ResolvedRecipe) -> Iterator[str]:
     if (left_out := resolved.replaced_dispatcher) is not None:
         name = function_name(resolved)
         yield f"left out of {name}: {left_out.setting}, {left_out.reason}; alltoall is used"
+
+
+def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
+    """How many samples the preparation asks for; an epoch has whole batches only."""
+    data, length, batch = resolved.data, iterations(resolved.training), plan.global_batch_size
+    if resolved.mode == "pretrain" or not data.sources or length is None:
+        return
+    epochs = data.max_epochs or 1
+    what = "samples" if resolved.reads_images else "conversations"
+    yield (
+        f"data.sources must have at least {math.ceil(length / epochs) * batch:,} {what} for training:"
+        f" trainIters {length:,} x globalBatchSize {batch:,}, at most {epochs:,} times each (data.maxEpochs)"
+    )
 
 
 def _adapter_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:

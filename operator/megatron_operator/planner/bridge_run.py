@@ -105,7 +105,8 @@ def missing_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     if resolved.mode == "pretrain":
         return list(_missing_to_pretrain(resolved))
     found = []
-    if resolved.init.folder_of_model is None:
+    # Weights that are imported are in the model's folder.
+    if resolved.init.folder_of_model is None and resolved.init.source is not None:
         found.append(_no_folder("the architecture and the tokenizer are read from it"))
     if resolved.init.source is None:
         message = f"is not set: {resolved.recipe} would train random weights"

@@ -132,6 +132,16 @@ def test_what_chats_depend_on_is_in_the_name_of_their_folder(change: dict[str, A
     assert longer["dataset.dataset_root"] == before
 
 
+@pytest.mark.parametrize(("epochs", "needed"), [(None, "8,000"), (3, "2,672")])
+def test_the_plan_has_the_number_of_conversations_that_the_preparation_asks_for(
+    epochs: int | None, needed: str
+) -> None:
+    """An epoch has whole batches: 1,000 iterations in 3 epochs are 334 in each."""
+    data = SOURCES | ({} if epochs is None else {"maxEpochs": epochs})
+    notes = planned("llama3.1-8b-lora", 8, data=data).plan.notes
+    assert any(f"at least {needed} conversations for training" in note for note in notes)
+
+
 def test_random_tokens_replace_the_data_set() -> None:
     found = overrides("llama3.1-8b-lora", data={"volume": {"claimName": "corpus"}, "mockData": True})
     assert found["dataset.mock"] is True
@@ -142,6 +152,7 @@ def test_another_tokenizer_is_used_where_one_is_named() -> None:
     tokenizer = {"tokenizerModel": "/data/longer"}
     found = overrides("llama3.1-8b-lora", data=FILES | {"tokenizer": tokenizer})
     assert found["tokenizer.tokenizer_model"] == "/data/longer"
+    assert found["tokenizer.tokenizer_type"] == "HuggingFaceTokenizer"
     assert found["hub.path"] == "/data/model"
 
 

@@ -82,7 +82,8 @@ def load_template(tokenizer: Path) -> Callable[[list[dict[str, Any]], list[Any] 
         raise ConversationError(f"transformers cannot load {tokenizer}: {error}") from error
     if not loaded.chat_template:
         raise ConversationError(
-            f"{tokenizer} has no chat template; add chat_template.jinja there, or use format: jsonl"
+            f"{tokenizer} has no chat template, as most base models; add chat_template.jinja there, "
+            "for example that of the model's instruct version"
         )
 
     def render(messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:

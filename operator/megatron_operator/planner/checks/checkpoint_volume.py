@@ -23,7 +23,7 @@ def check_checkpoint_volumes(resolved: ResolvedRecipe, plan: Plan, found: Diagno
     Existing claims, whose size is not known here, are not checked.
     """
     checkpoint, each = resolved.checkpoint, checkpoint_bytes(resolved, plan)
-    if each is None:
+    if not each:  # 0: adapters that no layer of the model has, which is an error of its own
         return
     volume = checkpoint.volume
     if volume is not None and volume.claim_name is None and volume.size is not None:
