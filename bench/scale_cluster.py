@@ -27,6 +27,8 @@ OPERATOR: Final = f"system:serviceaccount:{OPERATOR_NAMESPACE}:megatron-operator
 TRAINING_OPERATOR: Final = "system:serviceaccount:kubeflow:training-operator"
 NAMESPACE: Final = "bench"
 STORAGE_CLASS: Final = "bench"
+JOB_THREADS: Final = 64
+"""Jobs that the training-operator works on at a time: with fewer, some large jobs that start delay others."""
 CLIENTS: Final = 16
 """Connections that create objects."""
 RENEWALS: Final = 50
@@ -188,7 +190,7 @@ def control_plane(nodes: int, folder: Path) -> Iterator[Bench]:
 
     Raises ClusterError when it does not start, or when one of this checkout is running.
     """
-    cluster = Cluster("control-plane", heartbeats=heartbeats(nodes))
+    cluster = Cluster("control-plane", heartbeats=heartbeats(nodes), job_threads=JOB_THREADS)
     cluster.down()
     cluster.paths.home.mkdir(parents=True, exist_ok=True)
     cluster.paths.audit_policy.write_text(json.dumps(POLICY))

@@ -34,7 +34,14 @@ from localcluster.addresses import BRIDGE, HOST, NODES
 from localcluster.binaries import BY_PROFILE, Binaries
 from localcluster.buildah import Buildah
 from localcluster.console import Console
-from localcluster.controlplane import COMPONENTS, FAST_HEARTBEATS, ControlPlane, Heartbeats, choose_ports
+from localcluster.controlplane import (
+    COMPONENTS,
+    FAST_HEARTBEATS,
+    JOB_THREADS,
+    ControlPlane,
+    Heartbeats,
+    choose_ports,
+)
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl
 from localcluster.lock import exclusive
@@ -55,9 +62,13 @@ class Cluster:
     """
 
     def __init__(
-        self, profile: str = "full", quiet: bool = False, heartbeats: Heartbeats = FAST_HEARTBEATS
+        self,
+        profile: str = "full",
+        quiet: bool = False,
+        heartbeats: Heartbeats = FAST_HEARTBEATS,
+        job_threads: int = JOB_THREADS,
     ) -> None:
-        self.paths, self.heartbeats = Paths(profile), heartbeats
+        self.paths, self.heartbeats, self.job_threads = Paths(profile), heartbeats, job_threads
         self.console = Console(quiet)
         self.processes = Processes(self.paths.home)
         self.binaries = Binaries(self.paths)
@@ -82,8 +93,15 @@ class Cluster:
     def _plane(self) -> ControlPlane:
         address = HOST if self.profile == "full" else "127.0.0.1"
         ports = choose_ports(self.paths.home / "ports.json", "127.0.0.1", PORTS[self.profile])
-        gangs, beats = self.profile == "control-plane", self.heartbeats
-        return ControlPlane(self.paths, self.processes, address, ports, pod_groups=gangs, heartbeats=beats)
+        return ControlPlane(
+            self.paths,
+            self.processes,
+            address,
+            ports,
+            pod_groups=self.profile == "control-plane",
+            heartbeats=self.heartbeats,
+            job_threads=self.job_threads,
+        )
 
     def _nodes(self) -> dict[str, Node]:
         plane = self._plane()

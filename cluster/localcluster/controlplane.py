@@ -82,6 +82,9 @@ FAST_HEARTBEATS = Heartbeats(lease=20, grace=20)
 """For tests, which wait for lost nodes."""
 STANDARD_HEARTBEATS = Heartbeats(lease=40, grace=50)
 """Those of kubelet and controller manager without flags: a renewal every 10 s."""
+JOB_THREADS = 8
+"""Jobs that the training-operator works on at a time. It creates the pods and services of a job one by one,
+so a run that lacks a pod waits while as many large jobs start. With 64, lists timed out on a busy machine."""
 
 
 class ControlPlane:
@@ -100,8 +103,10 @@ class ControlPlane:
         *,
         pod_groups: bool = False,
         heartbeats: Heartbeats = FAST_HEARTBEATS,
+        job_threads: int = JOB_THREADS,
     ) -> None:
         self.heartbeats = heartbeats
+        self.job_threads = job_threads
         self.paths = paths
         self.processes = processes
         self.address = address

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from localcluster.binaries import Binaries
 from localcluster.console import Console
-from localcluster.controlplane import ControlPlane
+from localcluster.controlplane import JOB_THREADS, ControlPlane
 from localcluster.kubectl import Kubectl, Object
 from localcluster.pki import Authority, Certificate
 from localcluster.processes import http_ok, wait_until
@@ -30,11 +30,9 @@ CERTIFICATE_DIRECTORY = Path("/tmp/k8s-webhook-server/serving-certs")
 INIT_CONTAINER = Path(__file__).parent / "data" / "init-container.yaml"
 FLAGS = (
     "--enable-scheme=pytorchjob",
-    # With its defaults (20, 30, 1) it creates only two jobs per second. A thread creates the pods and
-    # services of a job one by one; a run that lacks a pod waits while all threads start others.
+    # With its defaults (20, 30, and 1 thread) it creates only two jobs per second.
     "--kube-api-qps=1000",
     "--kube-api-burst=1000",
-    "--controller-threads=64",
 )
 
 
@@ -85,7 +83,8 @@ def in_cluster(
         container["image"] = image
         # The training-operator's default path of the init container template.
         container["volumeMounts"].append({"name": "config", "mountPath": "/etc/config"})
-        container["args"] = [*FLAGS, f"--pytorch-init-container-image={init_image}"]
+        threads = f"--controller-threads={JOB_THREADS}"
+        container["args"] = [*FLAGS, threads, f"--pytorch-init-container-image={init_image}"]
         container["readinessProbe"].update(initialDelaySeconds=1, periodSeconds=2)
     return [*result, template]
 
@@ -142,6 +141,7 @@ class HostTrainingOperator:
         return [
             self.plane.paths.binary(NAME),
             *FLAGS,
+            f"--controller-threads={self.plane.job_threads}",
             f"--pytorch-init-container-template-file={INIT_CONTAINER}",
             f"--metrics-bind-address=127.0.0.1:{ports.training_operator_metrics}",
             f"--health-probe-bind-address=127.0.0.1:{ports.training_operator_health}",
