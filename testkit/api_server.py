@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from kubernetes import config
 from megatron_operator.api import json_documents
 from megatron_operator.api.labels import STORED_API_VERSION
+from urllib3 import Retry
 
 from testkit.errors import ApiError
 
@@ -57,6 +58,20 @@ _PATHS = {
 }
 
 
+_AS_ASKED: Final = Retry(
+    total=10,
+    connect=False,
+    read=False,
+    redirect=False,
+    other=False,
+    status_forcelist=(429,),
+    allowed_methods=None,
+    raise_on_status=False,
+)
+"""As each client of Kubernetes: an API server that is busy, or prepares a new custom resource, answers 429,
+and when to ask again."""
+
+
 class Api:
     """Reads and writes objects as plain dicts."""
 
@@ -87,7 +102,7 @@ class Api:
             body=None if body is None else json.dumps(body),
             headers=self._headers | {"Content-Type": content_type},
             timeout=30,
-            retries=False,
+            retries=_AS_ASKED,
         )
         content = json_documents.loads(response.data or b"{}") if response.data[:1] in (b"{", b"") else {}
         if response.status >= 400:
