@@ -93,15 +93,9 @@ class Cluster:
     def _plane(self) -> ControlPlane:
         address = HOST if self.profile == "full" else "127.0.0.1"
         ports = choose_ports(self.paths.home / "ports.json", "127.0.0.1", PORTS[self.profile])
-        return ControlPlane(
-            self.paths,
-            self.processes,
-            address,
-            ports,
-            pod_groups=self.profile == "control-plane",
-            heartbeats=self.heartbeats,
-            job_threads=self.job_threads,
-        )
+        gangs, beats, threads = self.profile == "control-plane", self.heartbeats, self.job_threads
+        placed = (self.paths, self.processes, address, ports)
+        return ControlPlane(*placed, pod_groups=gangs, heartbeats=beats, job_threads=threads)
 
     def _nodes(self) -> dict[str, Node]:
         plane = self._plane()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import shutil
 import tempfile
 import time
@@ -64,14 +65,11 @@ class ConfigSource:
         self._read_at = 0.0
         self._nodes_read_at = -NODES_FRESH
         self._node_labels: list[dict[str, str]] = []
-        self._found_class: tuple[str | None, str] | None = None
-        """Version of the platform file, and the PriorityClass that it names, once that was found."""
-        self._class_without_rights: tuple[str | None, str] | None = None
-        """The same where the operator may not look for it."""
-        self._next_class_list = 0.0
+        self._checked_class: tuple[str | None, str] | None = None
+        """Version of the platform file, and the PriorityClass that it names, once that is used."""
+        self._check_class_at = 0.0
         self._versions: tuple[str | None, ...] | None = None
         self._parsed: Config | InvalidRecipeError | None = None
-        self._class_error: PriorityClassError | None = None
         self._config: Config | InvalidRecipeError | None = None
         """What was parsed, or the error of its PriorityClass."""
         self.revision = 0
@@ -115,9 +113,10 @@ class ConfigSource:
                 self._warn_without_rights(self._parsed.platform)
             except InvalidRecipeError as error:
                 self._parsed = error
+        before = self._config if isinstance(self._config, PriorityClassError) else None
         class_error = await self._check_priority_class(versions[0])
-        if changed or str(class_error) != str(self._class_error):
-            self._class_error, self._config = class_error, class_error or self._parsed
+        if changed or str(class_error) != str(before):
+            self._config = class_error or self._parsed
             self.revision += 1
         # Last: after an unexpected error the next read tries again.
         self._versions, self._read_at = versions, began
@@ -132,20 +131,18 @@ class ConfigSource:
             return None
         platform, now = self._parsed.platform, time.monotonic()
         name = platform.recovery_priority_class_name
-        if name is None or self._found_class == (version, name):
-            return None
-        if self._class_without_rights == (version, name) and now < self._next_class_list:
+        if name is None or (self._checked_class == (version, name) and now < self._check_class_at):
             return None
         try:
             classes = await self._api.find(PRIORITY_CLASSES, None)
         except ApiError as error:
             if not error.refused:
                 raise
-            if self._class_without_rights != (version, name):
+            if self._checked_class != (version, name):
                 text = "%s: recoveryPriorityClassName: no rights to look whether PriorityClass %s exists"
                 log.warning(text, PLATFORM_KEY, name)
             # An upgrade of the chart may have written the platform file before the rights.
-            self._class_without_rights, self._next_class_list = (version, name), now + CLASS_INTERVAL
+            self._checked_class, self._check_class_at = (version, name), now + CLASS_INTERVAL
             return None
         found = next((each for each in classes if each["metadata"]["name"] == name), None)
         if found is None:
@@ -164,7 +161,7 @@ class ConfigSource:
             )
             text += "runs that train; with preemptionPolicy Never they do not"
             log.warning(text, PLATFORM_KEY, name)
-        self._found_class = version, name
+        self._checked_class, self._check_class_at = (version, name), math.inf
         return None
 
     def _warn_without_rights(self, platform: PlatformConfig) -> None:

@@ -1,5 +1,6 @@
 """PersistentVolumeClaims and volumes: checkpoints, data, /dev/shm, /tmp."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
@@ -65,39 +66,29 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
     if resolved.data.volume is not None or resolved.data.prepare is not None:
         workers = (resolved.data.prepare and resolved.data.prepare.workers) or 1
         data = resolved.data.volume or VolumeSpec()
-        if data.claim_name is None and resolved.data.prepare is None:
-            raise InvalidRecipeError(
-                [
-                    FieldError(
-                        "spec.data.volume",
-                        "requests a new, empty volume, but nothing fills it",
-                        "set claimName to the claim that has them",
-                    )
-                ]
-            )
-        if data.claim_name is None and (errors := _read_from_new_volume(resolved)):
+        if data.claim_name is None and (errors := list(_new_volume_errors(resolved))):
             raise InvalidRecipeError(errors)
         data_claim = _claim(owner, "data", data, max(nodes, workers), created, expected, owned=True)
     local = checkpoint.local.size_limit if checkpoint.local else None
     return Storage(checkpoint_claim, data_claim, tuple(created), tuple(expected), local)
 
 
-def _read_from_new_volume(resolved: ResolvedRecipe) -> list[FieldError]:
+def _new_volume_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     """Errors of a new data volume from which something is read that nothing writes."""
-    data, source = resolved.data, resolved.init.source
+    data, source, empty = resolved.data, resolved.init.source, "requests a new, empty volume"
+    if data.prepare is None:
+        fix = "set claimName to the claim that has the datasets"
+        yield FieldError("spec.data.volume", f"{empty}, but nothing fills it", fix)
+        return
     read = {f"data.sources[{number}].path": each.path for number, each in enumerate(data.sources or ())}
-    read["data.prepare.source"] = (data.prepare and data.prepare.source) or ""
+    read["data.prepare.source"] = data.prepare.source or ""
     read["init.from.huggingFace.path"] = source.hugging_face.path if source and source.hugging_face else ""
     read["init.from.megatron.path"] = source.megatron.path if source and source.megatron else ""
     read["init.modelFolder"] = resolved.init.model_folder or ""
-    message = "requests a new, empty volume, from which {} {} is read"
-    return [
-        FieldError(
-            "spec.data.volume", message.format(field, shown(path)), "set claimName to the claim that has it"
-        )
-        for field, path in read.items()
-        if path.startswith(f"{DATA_DIR}/")
-    ]
+    for field, path in read.items():
+        if path.startswith(f"{DATA_DIR}/"):
+            message = f"{empty}, from which {field} {shown(path)} is read"
+            yield FieldError("spec.data.volume", message, "set claimName to the claim that has it")
 
 
 def _claim(

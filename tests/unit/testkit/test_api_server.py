@@ -1,4 +1,4 @@
-"""The tests' client of the API server asks again when it is told to, and never otherwise."""
+"""The tests' client of the API server repeats a request when the server asks for it, and never otherwise."""
 
 import json
 import threading
