@@ -23,7 +23,7 @@ from testkit.fake_nodes import fake_node
 from testkit.fake_volumes import fake_volume
 from testkit.operator_process import OPERATOR_NAMESPACE, write_kubeconfig
 
-OPERATOR: Final = f"system:serviceaccount:{OPERATOR_NAMESPACE}:megatron-operator"
+OPERATOR: Final = f"system:serviceaccount:{OPERATOR_NAMESPACE}:megatron-operator-controller"
 TRAINING_OPERATOR: Final = "system:serviceaccount:kubeflow:training-operator"
 NAMESPACE: Final = "bench"
 STORAGE_CLASS: Final = "bench"

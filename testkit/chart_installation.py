@@ -40,9 +40,15 @@ def install_chart(
     for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
         api.apply(item)
     wait_until("the API server to serve recipes", lambda: _serves_recipes(api, namespace))
-    account = api.path("ServiceAccount", namespace, "megatron-operator") + "/token"
+    account = next(item["metadata"] for item in objects if _is_operators_account(item))
+    path = api.path("ServiceAccount", namespace, account["name"]) + "/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    return str(api.request("POST", account, request)["status"]["token"])
+    return str(api.request("POST", path, request)["status"]["token"])
+
+
+def _is_operators_account(item: Object) -> bool:
+    labels = item["metadata"].get("labels") or {}
+    return item["kind"] == "ServiceAccount" and labels.get("app.kubernetes.io/name") == "megatron-operator"
 
 
 def _serves_recipes(api: Api, namespace: str) -> bool:

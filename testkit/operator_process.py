@@ -59,13 +59,11 @@ class OperatorProcess:
         options = [*self._options, *more]
         return OperatorProcess(self._kubeconfig, log, self._progress_url, options, self._module)
 
-    def from_source(self, source: Path) -> "OperatorProcess":
-        """The operator of another version, from its source tree, with its own log file."""
+    def from_source(self, source: Path, kubeconfig: Path) -> "OperatorProcess":
+        """The operator of another version, from its source tree, with its own rights and log file."""
         log = self._log.with_name(f"{self._log.stem}-{source.name}.log")
         packages = (source / "operator", source / "contract")
-        return OperatorProcess(
-            self._kubeconfig, log, self._progress_url, self._options, self._module, packages
-        )
+        return OperatorProcess(kubeconfig, log, self._progress_url, self._options, self._module, packages)
 
     def start(self) -> None:
         """Start the process, which must not be running."""

@@ -17,9 +17,11 @@ from megatron_operator.api.labels import API_VERSION
 from testkit.api_server import Api, Object
 from testkit.chart_installation import CHART, chart_objects, install_chart
 from testkit.kubectl import ROOT
-from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from testkit.run_state import RunState
+from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.gateway import Gateway
 from tests.control_plane.pod_per_job import COMPLETED, QUEUE
 from tests.control_plane.world import World
 
@@ -33,37 +35,47 @@ class Versions:
     """The release's operator and this one, with their charts; one of them runs."""
 
     def __init__(
-        self, cluster: Cluster, api: Api, released: OperatorProcess, current: OperatorProcess, chart: Path
+        self, cluster: Cluster, api: Api, current: OperatorProcess, gateway: Gateway, release: Path
     ) -> None:
         self._cluster = cluster
         self._api = api
-        self._released = released
+        self._folder = release.parent
+        self._chart = release / "charts" / "megatron-operator"
+        self._server = gateway.url
+        self._kubeconfig = release.parent / "kubeconfig"
+        self.released = current.from_source(release, self._kubeconfig)
         self._current = current
-        self._chart = chart
-        self._folder = chart.parents[2]
 
     def upgrade(self) -> None:
         """What `helm upgrade` does."""
-        self._released.stop()
+        self.released.stop()
         self.begin_upgrade()
 
     def begin_upgrade(self) -> None:
-        """What `helm upgrade` does until the old pod ends: both run, for the release elects no leader."""
+        """What `helm upgrade` does until the old pod ends: both run, and the release elects no leader."""
         install_chart(self._cluster, self._api, OPERATOR_NAMESPACE, VALUES, self._folder, CHART)
         self._current.ensure()
 
+    def wait_until_the_release_is_denied(self) -> None:
+        """Until the older operator, which runs, has tried to act on a recipe and may not."""
+        wait_until("the release to have no rights", lambda: "403" in self.released.log())
+        assert self.released.running()
+
     def roll_back(self) -> None:
-        """What `helm rollback` does: it also deletes what the older release has not."""
+        """What `helm rollback` does: it also deletes what the older release has not.
+
+        Service accounts stay, so that the tokens of other tests stay valid; they have no rights.
+        """
         self._current.stop()
         self._install_release()
-        self._released.ensure()
+        self.released.ensure()
 
     def roll_back_with_this_crd(self) -> None:
         """The same, and then `kubectl apply` of the CRD with v1beta1."""
         self._current.stop()
         self._install_release()
         self._api.apply(yaml.safe_load((ROOT / "crds" / "megatronrecipes.yaml").read_text()))
-        self._released.ensure()
+        self.released.ensure()
 
     def _install_release(self) -> None:
         newer, older = (
@@ -73,9 +85,10 @@ class Versions:
         kept = {(each["kind"], each["metadata"]["name"]) for each in older}
         for each in newer:
             metadata = each["metadata"]
-            if (each["kind"], metadata["name"]) not in kept:
+            if each["kind"] != "ServiceAccount" and (each["kind"], metadata["name"]) not in kept:
                 self._api.delete(each["kind"], metadata.get("namespace"), metadata["name"])
-        install_chart(self._cluster, self._api, OPERATOR_NAMESPACE, VALUES, self._folder, self._chart)
+        token = install_chart(self._cluster, self._api, OPERATOR_NAMESPACE, VALUES, self._folder, self._chart)
+        write_kubeconfig(self._kubeconfig, self._server, token)
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +108,10 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def versions(
-    cluster: Cluster, api: Api, release: Path, operator_process: OperatorProcess
+    cluster: Cluster, api: Api, release: Path, operator_process: OperatorProcess, gateway: Gateway
 ) -> Iterator[Versions]:
     """Both versions; this one runs before the tests and after them."""
-    released = operator_process.from_source(release)
-    versions = Versions(cluster, api, released, operator_process, release / "charts" / "megatron-operator")
+    versions = Versions(cluster, api, operator_process, gateway, release)
     yield versions
     versions.upgrade()
 
@@ -117,13 +129,21 @@ def identity(state: RunState) -> tuple[set[str], str | None, int]:
     return state.pod_uids, state.job_uid, state.job["metadata"]["generation"]
 
 
-def lose_worker(world: World, generation: int, iteration: int) -> RunState:
-    """Kill the worker's pod, and let the run continue from its checkpoint, 10 iterations before."""
+def lose_worker(world: World, generation: int, iteration: int, restarts: int) -> RunState:
+    """Kill the worker's pod, and let the run continue from its checkpoint, 10 iterations before.
+
+    `restarts` are those of the run that the status then has.
+    """
     before = world.wait_for("run", pods=2)
     world.terminate("run-worker-0", 138, json.dumps({"message": "rank 3 was killed"}))
     world.wait_for("run", pods=2, without=[before.uid_of("worker-0")])
     return world.train(
-        "run", iteration, checkpoint=iteration - 10, generation=generation, resumedFrom=iteration - 11
+        "run",
+        iteration,
+        checkpoint=iteration - 10,
+        recovery={"restarts": restarts},
+        generation=generation,
+        resumedFrom=iteration - 11,
     )
 
 
@@ -133,22 +153,19 @@ def test_a_run_and_its_history_live_on_through_an_upgrade_and_a_rollback(
     world = with_release
     world.apply("run")
     assert "ledger" not in world.train("run", 60, checkpoint=50).status, "the release has no ledger"
-    started = identity(lose_worker(world, 2, 70))
+    started = identity(lose_worker(world, 2, 70, restarts=1))
     versions.upgrade()
     state = world.train("run", 80, checkpoint=70, generation=2, resumedFrom=59)
     assert identity(state) == started
     assert state.recovery["restarts"] == 1
     assert state.recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
     assert "ledger" in state.status
-    after_loss = lose_worker(world, 3, 90)
-    assert after_loss.recovery["restarts"] == 2
+    after_loss = lose_worker(world, 3, 90, restarts=2)
     versions.roll_back()
     state = world.train("run", 100, checkpoint=90, generation=3, resumedFrom=79)
     assert identity(state) == identity(after_loss)
     assert state.recovery["restarts"] == 2
-    state = lose_worker(world, 4, 110)
-    assert state.recovery["restarts"] == 3
-    assert state.job_uid == started[1]
+    assert lose_worker(world, 4, 110, restarts=3).job_uid == started[1]
 
 
 def test_a_run_that_this_version_started_lives_on_with_the_release(
@@ -195,13 +212,14 @@ def test_an_upgrade_and_a_rollback_start_nothing_that_waits_or_has_ended(
 
 
 def test_two_versions_that_run_at_once_recover_a_run_once(with_release: World, versions: Versions) -> None:
+    """The release cannot read a status with fields that it does not know, and would replace it."""
     world = with_release
     world.apply("run")
     started = identity(world.train("run", 60, checkpoint=50))
     versions.begin_upgrade()
-    after_loss = lose_worker(world, 2, 70)
-    assert after_loss.recovery["restarts"] == 1
+    after_loss = lose_worker(world, 2, 70, restarts=1)
     assert after_loss.job_uid == started[1]
+    versions.wait_until_the_release_is_denied()
     versions.upgrade()
     state = world.train("run", 80, checkpoint=70, generation=2, resumedFrom=59)
     assert identity(state) == identity(after_loss)
@@ -221,4 +239,4 @@ def test_a_recipe_of_the_newer_version_trains_on_with_the_release_and_the_newer_
     world.train("run", 60, checkpoint=50)
     versions.roll_back_with_this_crd()
     world.train("run", 70, checkpoint=60)
-    assert lose_worker(world, 2, 80).recovery["restarts"] == 1
+    lose_worker(world, 2, 80, restarts=1)

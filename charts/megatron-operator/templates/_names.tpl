@@ -11,6 +11,14 @@ app.kubernetes.io/name: megatron-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/*
+Not megatron-operator, the account of release 0.2.0: that operator elects no leader, and an upgrade from it takes its
+rights away before this one starts.
+*/}}
+{{- define "megatron-operator.serviceAccount" -}}
+megatron-operator-controller
+{{- end }}
+
 {{- define "megatron-operator.uiSelector" -}}
 app.kubernetes.io/name: megatron-ui
 app.kubernetes.io/instance: {{ .Release.Name }}
