@@ -292,8 +292,9 @@ class Reason(StrEnum):
     POD_DELETED_BY_FORCE = (
         "PodDeletedByForce",
         "Event",
-        "A pod had ended and was still there a minute after it should have been removed, which nothing could "
-        "replace: the operator deleted it with a grace period of 0.",
+        "A pod was to be removed and stayed: it had ended a minute ago, or its node does not answer or is "
+        "gone. Nothing could replace it, or the run that comes could not start: the operator deleted it with "
+        "a grace period of 0.",
         "Check the kubelet of its node: a volume that cannot be unmounted keeps a pod.",
     )
     NODE_AVOIDED = (

@@ -45,14 +45,9 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
                 for pod in pods:
                     await api.delete(PODS, pod, same_version=True)
             case ForceDeletePods(pods):
-                await force_delete(api, pods)
-
-
-async def force_delete(api: ApiClient, pods: Iterable[Object]) -> None:
-    """Delete pods with a grace period of 0."""
-    for pod in pods:
-        await api.delete(PODS, pod, 0)
-        await _replace(api, [pod])
+                for pod in pods:
+                    await api.delete(PODS, pod, 0)
+                    await _replace(api, [pod])
 
 
 async def _replace(api: ApiClient, pods: Iterable[Object]) -> None:

@@ -32,7 +32,6 @@ from megatron_operator.lifecycle.actions import (
     LATER,
     SOON,
     DeleteJob,
-    ForceDeletePods,
     Requeue,
     Result,
     wait,
@@ -40,6 +39,7 @@ from megatron_operator.lifecycle.actions import (
 from megatron_operator.lifecycle.children import job_obstacle
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import clean_up
+from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.incident_traces import finished_traces
 from megatron_operator.lifecycle.job_status import (
     reset_job_status,
@@ -304,7 +304,7 @@ class Reconciler:
             return Result(requeue=blocked)
         if left := snapshot.leftover_pods:
             set_starting(status, Reason.PODS_ENDING, f"{len(left)} pods of the previous job are ending")
-            return wait(SOON, Reason.PODS_ENDING, [ForceDeletePods(snapshot.abandoned_pods)])
+            return wait(SOON, Reason.PODS_ENDING, [force_delete(status, snapshot.abandoned_pods)])
         self._caches.first_runs.begin(status.key)
         job = await self._children.create_job(status, desired)
         if isinstance(job, Requeue):

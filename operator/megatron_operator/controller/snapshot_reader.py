@@ -1,11 +1,12 @@
 """Reads everything that the cluster holds of one run."""
 
+import logging
 from dataclasses import replace
 from typing import Final
 
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
-from megatron_operator.controller.api_client import TRAINING_JOBS, ApiClient, templates_of
+from megatron_operator.controller.api_client import TRAINING_JOBS, ApiClient, ApiError, templates_of
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.node_reader import NodeReader
@@ -26,6 +27,8 @@ from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
 from megatron_operator.manifests.metadata import ROLE_TRAINER
+
+log = logging.getLogger(__name__)
 
 OPTIONS: Final = {jobset.KIND: "jobSets", trainjob.KIND: "trainJobs"}
 """Kind of training job -> value of the chart with which it is handled; the flag is the same in lower case."""
@@ -152,8 +155,19 @@ class SnapshotReader:
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
         if self._creation_stands_still(key, snapshot):
-            snapshot = replace(snapshot, events=await self._events.of(snapshot.existing_job))
+            snapshot = replace(snapshot, events=await self._warnings(key, snapshot.existing_job))
         return await self._with_ends_from_events(status, snapshot)
+
+    async def _warnings(self, key: RecipeKey, job: Object) -> tuple[Object, ...]:
+        """Warnings about a job; none where the API server refuses to list them.
+
+        They explain why pods are missing, and recovery does not depend on them.
+        """
+        try:
+            return await self._events.of(job)
+        except ApiError as error:
+            log.warning("%s: cannot list the Events of its job: %s", key, error)
+            return ()
 
     def _creation_stands_still(self, key: RecipeKey, snapshot: RunSnapshot) -> bool:
         """Whether the run lacks pods, and has no more of them than when it was read last, if it was.

@@ -5,7 +5,7 @@ Every step may run twice. A Job is created with POST, and deleted only where it 
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.action_runner import force_delete
+from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import BATCH_JOBS, ApiClient
 from megatron_operator.controller.children import create, pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
@@ -18,6 +18,7 @@ from megatron_operator.lifecycle.children import (
 )
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import expire_job
+from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.job_status import set_prepared, set_starting, set_succeeded, set_trained
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
@@ -179,7 +180,8 @@ class Stages:
     ) -> None:
         # The Job creates no other pod before this one has ended.
         nodes = await self._nodes.of(pods, status.now)
-        await force_delete(self._api, abandoned_pods(pods, nodes, status.now))
+        if left := abandoned_pods(pods, nodes, status.now):
+            await execute(self._api, [force_delete(status, left)])
         self._poller.watch(status.key, stage_targets(pods))
         set_stage_progress(status, self._poller.reading(status.key))
         if queued:

@@ -2,7 +2,8 @@
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.actions import DONE, LATER, SOON, DeleteJob, ForceDeletePods, Result, wait
+from megatron_operator.lifecycle.actions import DONE, LATER, SOON, DeleteJob, Result, wait
+from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -17,7 +18,7 @@ def clean_up(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
     if job is not None and snapshot.job_phase not in (JobPhase.FAILED, JobPhase.SUCCEEDED):
         return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else [DeleteJob(job)])
     if snapshot.deleting_pods:
-        return wait(LATER, "the failed run's pods end", [ForceDeletePods(snapshot.abandoned_pods)])
+        return wait(LATER, "the failed run's pods end", [force_delete(status, snapshot.abandoned_pods)])
     return expire_job(status, snapshot)
 
 

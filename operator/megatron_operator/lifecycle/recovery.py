@@ -23,6 +23,7 @@ from megatron_operator.lifecycle.actions import (
     SetPriorityClass,
     wait,
 )
+from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.incident_history import added, unrecovered
 from megatron_operator.lifecycle.incidents import (
     PodReplacement,
@@ -83,10 +84,7 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         # A pod that ended early is taken for complete, and is never replaced.
         return wait(SOON, "pods that ended are being replaced", [DeletePods(ended)])
     if left := snapshot.stuck_pods:
-        for pod in left:
-            text = f"{short_name(pod, snapshot.name)} on {node_of(pod)} has ended, and was not removed"
-            status.add_event(Reason.POD_DELETED_BY_FORCE, text, warning=True)
-        return wait(SOON, "pods that ended and were not removed are deleted", [ForceDeletePods(left)])
+        return wait(SOON, "pods that ended and were not removed are deleted", [force_delete(status, left)])
     avoid = frozenset(recovery.nodes_avoided)
     if snapshot.has_templates and avoided(job) != avoid:
         return _place_elsewhere(status, snapshot, avoid)

@@ -1,7 +1,8 @@
 """Ends the pods of a suspended run."""
 
 from megatron_operator.api.reasons import Reason
-from megatron_operator.lifecycle.actions import SOON, DeleteJob, ForceDeletePods, Result, wait
+from megatron_operator.lifecycle.actions import SOON, DeleteJob, Result, wait
+from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.job_status import set_suspended
 from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.progress_status import update_iteration
@@ -18,5 +19,5 @@ def end_suspended_pods(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])
     if left:
         set_suspended(status, f"{len(left)} pods are ending")
-        return wait(SOON, Reason.SUSPENDED, [ForceDeletePods(snapshot.abandoned_pods)])
+        return wait(SOON, Reason.SUSPENDED, [force_delete(status, snapshot.abandoned_pods)])
     return None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.controller import job_events
-from megatron_operator.controller.api_client import EVENTS, JOBS, Resource
+from megatron_operator.controller.api_client import EVENTS, JOBS, ApiError, Resource
 from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.snapshot_reader import SnapshotReader
@@ -120,6 +120,23 @@ async def test_a_forgotten_run_is_judged_as_after_a_restart(api: Api, reader: Sn
     reader.forget(status().key)
     api.pods = 1
     assert (await reader.read(status())).events == (REFUSED,)
+
+
+async def test_without_events_the_run_is_read_all_the_same(
+    api: Api, reader: SnapshotReader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    find = api.find
+
+    async def refusing(resource: Resource, *args: Any, **options: Any) -> list[Any]:
+        if resource is EVENTS:
+            raise ApiError(504, "Timeout", "the list took longer than 60 s")
+        return await find(resource, *args, **options)
+
+    monkeypatch.setattr(api, "find", refusing)
+    api.pods = 1
+    snapshot = await reader.read(status())
+    assert (len(snapshot.pods), snapshot.events) == (1, ())
+    assert "cannot list the Events of its job" in caplog.text
 
 
 def job(name: str, namespace: str = "default") -> dict[str, Any]:

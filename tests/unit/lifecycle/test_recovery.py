@@ -214,7 +214,7 @@ def test_a_pod_that_has_ended_and_is_not_removed_is_force_deleted_without_blame_
     assert status.recovery.node_failures == {}
     (event,) = status.events
     assert (event.reason, event.warning) == ("PodDeletedByForce", True)
-    assert event.message == "worker-0 on node-1 has ended, and was not removed"
+    assert event.message == "run-worker-0 on node-1 has ended, and was not removed"
 
 
 def test_a_gang_restart_is_completed_by_later_reconciles(placed: Any) -> None:
