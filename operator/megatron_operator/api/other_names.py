@@ -103,6 +103,21 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
 }
 """Field and type of a pydantic error -> how to write the value; older releases took other values."""
 
+_LAYERS: Final = {
+    "set linear_qkv, which has queries, keys and values": ("k_proj v_proj qkv_proj query_key_value"),
+    "set linear_qkv, or linear_q_proj where the model has latent attention": "q_proj",
+    "set linear_proj": "o_proj",
+    "set linear_fc1, which has both": "gate_proj up_proj gate_up_proj",
+    "set linear_fc2": "down_proj",
+    "set linear_q_down_proj": "q_a_proj",
+    "set linear_q_up_proj": "q_b_proj",
+    "set linear_kv_down_proj": "kv_a_proj kv_a_proj_with_mqa",
+    "set linear_kv_up_proj": "kv_b_proj",
+    "leave the list out for all layers that the recipe adapts": "all-linear all",
+}
+"""Fix -> names that the layers of an adapter have in Hugging Face's models and PEFT."""
+_LAYER_FIXES: Final = {name: fix for fix, names in _LAYERS.items() for name in names.split()}
+
 
 def plain(name: str) -> str:
     """A name without case, dashes and underscores."""
@@ -132,3 +147,8 @@ def fix_for_name(name: str, section: str = "") -> str | None:
 def fix_for_value(field: str, kind: str) -> str | None:
     """How to write the value of a field with an error of pydantic's type `kind`; None for the usual fix."""
     return _VALUES.get((field, kind))
+
+
+def fix_for_layer(name: object) -> str | None:
+    """Which `targetModules` are the layer of this name in Hugging Face's models; None for any other."""
+    return _LAYER_FIXES.get(name) if isinstance(name, str) else None

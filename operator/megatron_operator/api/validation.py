@@ -17,7 +17,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_p
 from megatron_operator.api.fine_tuning import ABSOLUTE_PATTERN, FOLDER_PATTERN
 from megatron_operator.api.labels import API_VERSIONS, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
-from megatron_operator.api.other_names import fix_for_name, fix_for_value, plain
+from megatron_operator.api.other_names import fix_for_layer, fix_for_name, fix_for_value, plain
 from megatron_operator.api.platform import SIGN_PATTERN
 from megatron_operator.api.pod_environment import KEY_PATTERN, PREFIX_PATTERN
 from megatron_operator.api.recipe import (
@@ -193,6 +193,8 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
     """The error in words of the API, with the fix for what other releases took there."""
     found = _in_words(model, error, at)
     fix = fix_for_value(str(error["loc"][-1]), error["type"]) if error["loc"] else None
+    if "targetModules" in error["loc"]:
+        fix = fix_for_layer(error["input"])
     return replace(found, fix=fix) if fix and model is MegatronRecipeSpec else found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import ExportSpec
 from megatron_operator.api.recipe import CheckpointSpec
+from megatron_operator.catalog.data import validates
 
 KEEP_BEST = "spec.checkpoint.keepBest"
 WHEN = "spec.export.when"
@@ -43,7 +44,7 @@ def _evaluation_errors(
         yield FieldError(field, message, "set training.evalIters to 1 or more")
         return
     split = data.get("split")
-    if split is not None and not data.get("mockData") and not _validates(split):
+    if split is not None and not data.get("mockData") and not validates(split):
         message = f"needs validation data, and data.split {split} has none"
         yield FieldError(field, message, "set data.split, for example 98,2,0")
         return
@@ -73,9 +74,3 @@ def _iterations(training: Mapping[str, Any]) -> int | None:
         return int(given)
     samples, batch = training.get("trainSamples"), training.get("globalBatchSize")
     return None if samples is None or batch is None else int(samples) // int(batch)
-
-
-def _validates(split: str) -> bool:
-    """Whether the second share of `99,1,0` is above 0; a share that is left out is 0."""
-    shares = split.split(",")
-    return len(shares) > 1 and float(shares[1]) > 0

@@ -14,11 +14,16 @@ _LEAVE: Final = "leave it out"
 
 
 def chat_errors(
-    asked: Mapping[str, Any], tokenizer: str | None, tokenizer_field: str, *, images: bool
+    asked: Mapping[str, Any],
+    tokenizer: str | None,
+    tokenizer_field: str,
+    *,
+    images: bool,
+    evaluates: bool,
 ) -> Iterator[FieldError]:
     """Errors of `data` with sources; `tokenizer` is its folder, which `tokenizer_field` names.
 
-    `images`: the recipe reads images and text instead of chats.
+    `images`: the recipe reads images and text instead of chats. `evaluates`: it reads those of validation.
     """
     what = "sample" if images else "chat"
     prepare = asked.get("prepare") or {}
@@ -33,9 +38,13 @@ def chat_errors(
     yield from _prepare_errors(prepare, f"{what}s")
     yield from data.workers_errors(asked)
     yield from sources.storage_errors(asked)
-    shares = [float(share) for share in asked.get("split", data.DEFAULT_SPLIT).split(",")]
-    if any(shares[2:]):
-        message = f"{asked['split']} gives a share to the test split, which fine-tuning does not read"
+    split = asked.get("split", data.DEFAULT_SPLIT)
+    if evaluates and not data.validates(split):
+        message = f"{split} leaves no {what} for the evaluations of the run"
+        fix = "give a share to validation, for example 98,2,0, or set training.evalIters: 0"
+        yield FieldError("spec.data.split", message, fix)
+    if any(float(share) for share in split.split(",")[2:]):
+        message = f"{split} gives a share to the test split, which fine-tuning does not read"
         yield FieldError(
             "spec.data.split", message, "give all to training and validation, for example 98,2,0"
         )

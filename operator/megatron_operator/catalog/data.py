@@ -26,6 +26,12 @@ PREPARED_TOKENIZER: Final = {
 }
 
 
+def validates(split: str) -> bool:
+    """Whether the second share of `99,1,0` is above 0; a share that is left out is 0."""
+    shares = split.split(",")
+    return len(shares) > 1 and float(shares[1]) > 0
+
+
 def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostics) -> None:
     """Fill in what `prepare` or `mockData` determine: blend, tokenizer, vocabulary.
 

@@ -113,7 +113,9 @@ def _data_errors(spec: MegatronRecipeSpec, *, images: bool) -> Iterator[FieldErr
         fix = "set data.sources with format: webdataset, or data.mockData: true" if images else fix
         yield FieldError(f"spec.data.{leaf}", "is not passed to Megatron-Bridge", fix)
     if has_sources:
-        yield from chats.chat_errors(data, *_tokenizer_folder(spec), images=images)
+        evaluates = spec.training is None or spec.training.eval_iters != 0
+        folder = _tokenizer_folder(spec)
+        yield from chats.chat_errors(data, *folder, images=images, evaluates=evaluates)
 
 
 def _not_taken_by_bridge(spec: MegatronRecipeSpec, *, splits: bool) -> Iterator[FieldError]:

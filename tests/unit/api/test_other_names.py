@@ -1,10 +1,12 @@
 """Names and values of other releases and programs are answered with today's."""
 
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 from megatron_operator.api import other_names
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.fine_tuning import TargetModule
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.planner.checks.passthrough import megatron_flags
@@ -104,6 +106,28 @@ def test_a_value_of_another_release_is_answered_with_how_to_write_it(
     section: str, name: str, value: Any, text: str
 ) -> None:
     assert [text in error for error in errors(section, name, value)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("v_proj", "set linear_qkv"),
+        ("q_proj", "or linear_q_proj where the model has latent attention"),
+        ("gate_proj", "set linear_fc1"),
+        ("kv_a_proj_with_mqa", "set linear_kv_down_proj"),
+        ("all-linear", "leave the list out"),
+        ("my_proj", "set one of 'linear_qkv'"),
+    ],
+)
+def test_a_layer_of_hugging_faces_models_is_answered_with_megatrons(name: str, fix: str) -> None:
+    [error] = errors("peft", "targetModules", [name])
+    assert f"unsupported value '{name}'" in error
+    assert fix in error
+
+
+@pytest.mark.parametrize("fix", other_names._LAYERS)
+def test_every_answer_about_layers_names_layers_that_can_be_set(fix: str) -> None:
+    assert set(re.findall(r"linear_\w+", fix)) <= set(get_args(TargetModule))
 
 
 def fields_of(section: str) -> set[str]:
