@@ -40,15 +40,10 @@ def install_chart(
     for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
         api.apply(item)
     wait_until("the API server to serve recipes", lambda: _serves_recipes(api, namespace))
-    account = next(item["metadata"] for item in objects if _is_operators_account(item))
-    path = api.path("ServiceAccount", namespace, account["name"]) + "/token"
+    bound = next(item for item in objects if _is_binding_of_operator(item))
+    path = api.path("ServiceAccount", namespace, bound["subjects"][0]["name"]) + "/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     return str(api.request("POST", path, request)["status"]["token"])
-
-
-def _is_operators_account(item: Object) -> bool:
-    labels = item["metadata"].get("labels") or {}
-    return item["kind"] == "ServiceAccount" and labels.get("app.kubernetes.io/name") == "megatron-operator"
 
 
 def _serves_recipes(api: Api, namespace: str) -> bool:
@@ -60,3 +55,7 @@ def _serves_recipes(api: Api, namespace: str) -> bool:
             raise
         return False
     return True
+
+
+def _is_binding_of_operator(item: Object) -> bool:
+    return bool(item["kind"] == "RoleBinding" and item["metadata"]["name"] == "megatron-operator-platform")

@@ -35,9 +35,9 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
                 await _patch_job(api, job, recovery_priority.merge_patch(job, name))
             case DeleteJob(job):
                 await api.delete(training_jobs(job), job)
-            case DeletePods(pods):
+            case DeletePods(pods, saves):
                 for pod in pods:
-                    await api.delete(PODS, pod, GANG_GRACE)
+                    await api.delete(PODS, pod, None if saves else GANG_GRACE)
                 await _replace(api, pods)
             case ReplacePods(pods):
                 await _replace(api, pods)

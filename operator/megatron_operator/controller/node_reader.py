@@ -54,12 +54,15 @@ class NodeReader:
         watched = self._watched(names, held)
         moment = time.monotonic()
         self._cache = {name: entry for name, entry in self._cache.items() if moment - entry[0] < FRESH}
-        missing = sorted(names - watched.keys() - self._cache.keys())
+        # Taken before the read, during which other runs replace the cache.
+        states = {name: entry[1] for name, entry in self._cache.items() if name in names} | watched
+        missing = sorted(names - states.keys())
         if missing:
             found = await self._read(missing)
             for name in missing:
-                self._cache[name] = moment, self._status(name, found.get(name), moment, now)
-        return {name: watched[name] if name in watched else self._cache[name][1] for name in names}
+                states[name] = self._status(name, found.get(name), moment, now)
+                self._cache[name] = moment, states[name]
+        return states
 
     def _watched(self, names: Collection[str], held: Collection[str]) -> dict[str, NodeStatus]:
         """Nodes as the watch has them, if it is up to date.

@@ -48,6 +48,8 @@ class DeletePods:
     """Delete pods so that the job's controller re-creates them."""
 
     pods: tuple[Object, ...]
+    saves: bool = False
+    """Whether their gang trains: then they keep their grace period, in which it saves a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

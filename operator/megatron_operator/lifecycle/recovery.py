@@ -12,6 +12,7 @@ from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.actions import (
     SOON,
+    Action,
     AvoidNodes,
     DeleteJob,
     DeletePods,
@@ -93,17 +94,19 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         for pod in snapshot.unscheduled_pods
         if avoided_by(pod) != avoid or _gated_for_long(pod, status.now)
     )
+    leaving = tuple(pod for pod in snapshot.active_pods if left_behind(recovery, pod))
     interrupted = unrecovered(recovery) is not None
     misplaced = tuple(
-        pod
-        for pod in snapshot.active_pods
-        if (interrupted and node_of(pod) in avoid) or left_behind(recovery, pod)
+        pod for pod in snapshot.active_pods if interrupted and node_of(pod) in avoid and pod not in leaving
     )
-    if not (outdated or misplaced):
+    replaced: list[Action] = [DeletePods(leaving, saves=True)] if leaving else []
+    replaced += [DeletePods(misplaced)] if misplaced else []
+    replaced += [DeleteUnboundPods(outdated)] if outdated else []
+    if not replaced:
         return None
     # The operator replaces these pods itself, so they do not count as a restart.
     status.set_recovery(pods_as_of=None, gang=None, restart_before=None)
-    return wait(SOON, "pods are replaced", [DeletePods(misplaced), DeleteUnboundPods(outdated)])
+    return wait(SOON, "pods are replaced", replaced)
 
 
 def _gated_for_long(pod: Object, now: float) -> bool:
@@ -299,7 +302,9 @@ def _move(status: StatusBuilder, snapshot: RunSnapshot, move: MaintenanceMove) -
     if snapshot.moves_pods:
         # The operator replaces these pods itself, so they do not count as a restart.
         status.set_recovery(pods_as_of=None, gang=None, restart_before=None)
-        return wait(SOON, "pods move before maintenance", [AvoidNodes(job, nodes), DeletePods(leaving)])
+        return wait(
+            SOON, "pods move before maintenance", [AvoidNodes(job, nodes), DeletePods(leaving, saves=True)]
+        )
     status.set_recovery(outgoing_job=snapshot.job_uid)
     return wait(SOON, "the job is being re-created before maintenance", [DeleteJob(job)])
 

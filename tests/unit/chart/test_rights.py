@@ -148,3 +148,19 @@ def test_checks_of_nodes_need_no_other_right_and_one_namespace_alone(render: Any
         added = new.removeprefix(old)
         assert "'megatron.training/node-check' in " in added
         assert "request.resource.resource == 'jobs' && request.namespace == " in added
+
+
+def test_the_account_of_0_2_0_stays_without_rights_so_that_an_upgrade_takes_them_and_a_rollback_returns_them(
+    render: Any,
+) -> None:
+    objects = render({"watchNamespaces": ["team-a"]}) + render({"ui": {"enabled": True}})
+    accounts = {each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"}
+    bound = {
+        subject["name"]
+        for each in objects
+        if each["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in each["subjects"]
+    }
+    assert "megatron-operator" in accounts
+    assert "megatron-operator" not in bound
+    assert "megatron-operator-controller" in accounts & bound

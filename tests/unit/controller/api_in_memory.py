@@ -66,6 +66,8 @@ class ApiInMemory:
         self.other_recipes: dict[str, Object] = {}
         self.deleted: list[Pod] = []
         """Pods with a node that were deleted with a grace period."""
+        self.graces: list[int | None] = []
+        """Those grace periods in seconds; None for a pod's own."""
         self.posted: list[Object] = []
         """Events."""
         self._job: Object | None = None
@@ -205,6 +207,7 @@ class ApiInMemory:
             self.cluster.delete_now(pod)
         else:
             self.deleted += [pod] if pod.node is not None else []
+            self.graces += [grace_seconds] if pod.node is not None else []
             self.cluster.delete(pod)
 
     def _before_pods(self, resource: Resource) -> dict[str, Object] | None:

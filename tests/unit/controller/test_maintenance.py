@@ -53,6 +53,7 @@ def test_a_run_moves_once_with_its_checkpoint_wherever_the_operator_dies(
     pass_time(run, 60)
     assert run.cluster.pods[0].uid == stays, "a pod elsewhere stays"
     assert run.cluster.resumed_from >= reached, "nothing is repeated"
+    assert set(run.api.graces) == {None}, "the gang has the pod's own grace period to save in"
     recovery = run.status["recovery"]
     assert (recovery.get("restarts", 0), recovery.get("restartsSinceCheckpoint", 0)) == (0, 0)
     assert [(each["kind"], each["node"]) for each in run.incidents] == [("maintenance", "node-1")]

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import node_watch
-from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.node_reader import FRESH, NodeReader
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
 from megatron_operator.lifecycle.snapshot import abandoned_pods
@@ -61,6 +61,27 @@ def test_a_few_nodes_are_read_one_by_one_and_cached() -> None:
     found = {name: each.state for name, each in asyncio.run(read_twice()).items()}
     assert found == {"a": NodeState.READY, "b": NodeState.UNREACHABLE, "c": NodeState.GONE}
     assert api.requests == ["metadata.name=a", "metadata.name=b", "metadata.name=c"]
+
+
+def test_a_node_that_others_drop_from_the_cache_during_a_read_is_still_returned(monkeypatch: Any) -> None:
+    moment = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+
+    class Slow(NodesInMemory):
+        async def find(self, resource: Any, namespace: None, *, fields: str | None = None) -> list[Any]:
+            if fields == "metadata.name=slow":
+                moment[0] += FRESH
+                await reader.of([deleting("third")], NOW)
+            return await super().find(resource, namespace, fields=fields)
+
+    api: Any = Slow(*(node(name, "Unknown") for name in ("first", "slow", "third")))
+    reader = NodeReader(api, allowed=True)
+
+    async def read() -> dict[str, NodeStatus]:
+        await reader.of([deleting("first")], NOW)
+        return await reader.of([deleting("first"), deleting("slow")], NOW)
+
+    assert asyncio.run(read()).keys() == {"first", "slow"}
 
 
 def test_for_many_nodes_the_whole_list_is_read_once() -> None:

@@ -87,7 +87,7 @@ def test_a_pod_that_no_policy_assigned_to_its_pod_group_is_replaced_after_a_whil
     pod["metadata"]["creationTimestamp"] = timestamp(placed.now - 59)
     assert unfinished(placed) is None
     pod["metadata"]["creationTimestamp"] = timestamp(placed.now - 61)
-    assert unfinished(placed) == (DeletePods(()), DeleteUnboundPods((pod,)))
+    assert unfinished(placed) == (DeleteUnboundPods((pod,)),)
     pod["spec"]["schedulingGates"][0]["name"] = "kueue.x-k8s.io/topology"
     assert unfinished(placed) is None
 
@@ -152,7 +152,7 @@ def test_pods_on_an_avoided_node_move_while_the_run_is_interrupted_and_count_no_
     placed.pass_time(5)
     placed.replace_worker()
     placed.pods[1]["spec"] = {"nodeName": "node-1"}
-    assert unfinished(placed) == (DeletePods((placed.pods[1],)), DeleteUnboundPods(()))
+    assert unfinished(placed) == (DeletePods((placed.pods[1],)),)
     placed.pass_time(5)
     placed.replace_worker()
     placed.pods[1]["spec"] = {"nodeName": "node-2"}
@@ -186,7 +186,7 @@ def test_pods_without_a_node_are_re_created_when_a_node_is_released(placed: Any)
     status, _ = apply(placed, ReleaseNodes(("node-1",), "pods could not be scheduled"))
     assert status.recovery.nodes_avoided == []
     placed.job = avoiding(placed.job, [])
-    assert unfinished(placed) == (DeletePods(()), DeleteUnboundPods((placed.pods[1],)))
+    assert unfinished(placed) == (DeleteUnboundPods((placed.pods[1],)),)
 
 
 def test_pods_of_a_lost_node_are_force_deleted_and_the_node_is_recorded_once(placed: Any) -> None:
