@@ -1,6 +1,7 @@
 """Finds the accelerators that a run could have. It reads the whole cluster, so only where needed."""
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from megatron_operator.lifecycle.capacity import (
     places,
     usable_by_gang,
 )
+from megatron_operator.lifecycle.desired import has_begun
 from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
 from megatron_operator.lifecycle.growths import Growths
@@ -34,6 +36,8 @@ from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.topology_domains import required_keys, too_small
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.node_avoidance import avoiding, avoiding_domains
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,12 @@ class CapacityFinder:
         except InvalidRecipeError:
             return None
         available = pods * snapshot.per_node
-        fits = await self._largest_count(status, spec, limits.elastic, available, snapshot.per_node)
+        try:
+            fits = await self._largest_count(status, spec, limits.elastic, available, snapshot.per_node)
+        except InvalidRecipeError as error:
+            # Of platform or catalog. What nodes may be used does not depend on it.
+            log.warning("%s: the run keeps its size: %s", status.key, error)
+            return None
         return update_elastic_capacity(status, spec.accelerator.count, snapshot.accelerators, fits)
 
     async def _largest_count(
@@ -259,9 +268,12 @@ class CapacityFinder:
         available: int,
         per_node: int,
     ) -> int | None:
-        """The planner's answer is cached: it takes long, and the available count changes seldom."""
+        """The planner's answer is cached: it takes long, and what it depends on changes seldom."""
         requested, plan = spec.accelerator.count, status.current.plan
-        question = (status.uid, status.generation, min(available, requested), plan and plan.world_size)
+        question = (
+            *(status.uid, status.generation, min(available, requested), plan and plan.world_size),
+            *(self._planning.revision, has_begun(status), status.checkpoint.contract),
+        )
         if status.key not in self._fits or self._fits[status.key][0] != question:
             counts = possible_counts(
                 available, requested=requested, min_count=elastic.min_count, per_node=per_node

@@ -98,6 +98,11 @@ class Planning:
             self._exceeded[key] = version, error
             raise
 
+    @property
+    def revision(self) -> int:
+        """Changes with platform and catalog."""
+        return self._config.revision
+
     async def can_continue_on(self, status: StatusBuilder, count: int) -> bool:
         """Whether the run can continue on `count` accelerators with its batch size and its checkpoints."""
         config = await self._config.read(age=RECENT)

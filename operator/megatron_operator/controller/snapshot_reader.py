@@ -21,7 +21,7 @@ from megatron_operator.lifecycle.ownership import Ownership, ownership
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
 from megatron_operator.lifecycle.snapshot import RunSnapshot, newest_by_place
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
-from megatron_operator.lifecycle.status_update import replacement_pods
+from megatron_operator.lifecycle.status_update import recorded_early_exit, replacement_pods
 from megatron_operator.lifecycle.undisturbed import is_undisturbed
 from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
@@ -215,6 +215,7 @@ class SnapshotReader:
             reading=self._poller.reading(key),
             silence=self._poller.silence(key),
             ends=dict(self._ends.get(key, {})),
+            left_early=recorded_early_exit(status, job),
         )
         if job is None:
             return snapshot

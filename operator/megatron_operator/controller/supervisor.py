@@ -4,7 +4,6 @@ import logging
 from dataclasses import replace
 
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.capacity_finder import CapacityFinder
@@ -116,8 +115,6 @@ class Supervisor:
             return await self._capacity.find(status, snapshot, limits, maintenance)
         except EXPECTED_ERRORS:
             raise
-        except InvalidRecipeError as error:
-            log.warning("%s: the run keeps its size: %s", status.key, error)
         except Exception as error:
             set_internal_error(status, error, running=True)
         return Capacity()

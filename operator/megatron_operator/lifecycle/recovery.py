@@ -225,7 +225,7 @@ def _restart_gang(status: StatusBuilder, snapshot: RunSnapshot, cause: str) -> R
         checkpoint=status.checkpoint.iteration,
         iteration=status.progress.iteration,
     )
-    youngest = max(pod["metadata"]["creationTimestamp"] for pod in snapshot.pods)
+    youngest = max((pod["metadata"]["creationTimestamp"] for pod in snapshot.pods), default=None)
     status.set(recovery=recovery)
     status.set_recovery(pods_as_of=None, gang=None, restart_before=youngest)
     _set_interrupted(status, Reason.GANG_RESTARTED, cause)

@@ -51,6 +51,8 @@ class RunSnapshot:
     announcing: Mapping[str, NodeStatus] | None = None
     """Of the run's nodes, and those recorded for maintenance, those that exist, as the watch of nodes
     delivered them; None: not known."""
+    left_early: str | None = None
+    """Why the job was found not to be complete although it has succeeded, when its pods still showed it."""
     cached: bool = False
     """Whether job and pods are what the watches delivered, which may be out of date."""
 
@@ -198,14 +200,14 @@ class RunSnapshot:
     def early_exit(self) -> str | None:
         """Why a job in phase Succeeded is not complete: its Master exited early; None if it is complete.
 
-        Without the Master's pod the phase of the job counts, except where the operator itself has pods
-        replaced: it may have deleted the pod, and what is known of its end counts.
+        Without the Master's pod what was found before counts, then the phase of the job, except where the
+        operator itself has pods replaced: it may have deleted the pod, and what is known of its end counts.
         """
         if self.job_phase is not JobPhase.SUCCEEDED:
             return None
         master = next((pod for pod in self.pods if node_rank(pod) == 0), None)
-        if master is None and self.backend.REPLACES_PODS:
-            return None
+        if master is None and (self.left_early is not None or self.backend.REPLACES_PODS):
+            return self.left_early
         if master is None:
             end = self.ends.get(f"{self.name}-master-0")
             return end.cause if end is not None and end.exit_code == 0 else None

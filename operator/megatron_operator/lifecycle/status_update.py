@@ -77,6 +77,20 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         _set_running(status, snapshot)
 
 
+def recorded_early_exit(status: StatusBuilder, job: Object | None) -> str | None:
+    """Why this job is not complete although it has succeeded, if that was found before; None otherwise.
+
+    The pod that shows it may be removed before the job is re-created: by a drain, or with its node.
+    """
+    recorded, running = status.current.job, status.condition(Condition.RUNNING)
+    if job is None or recorded is None or running is None or recorded.uid != job["metadata"]["uid"]:
+        return None
+    outgoing = status.recovery.outgoing_job == recorded.uid
+    if running.reason == Reason.LEFT_EARLY or (outgoing and running.reason == Reason.GANG_RESTARTED):
+        return running.message
+    return None
+
+
 def _set_queued(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     """Report a job that is suspended, by its queue or by somebody.
 

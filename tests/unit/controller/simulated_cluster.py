@@ -158,7 +158,7 @@ class Cluster:
 
     def make_job(self, size: int, avoids: frozenset[str]) -> None:
         self.uids += 1
-        self.job = Job(self.uids, size, avoids)
+        self.job, self.succeeded = Job(self.uids, size, avoids), False
 
     def delete_job(self) -> None:
         self.job = None

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recovery_status import ElasticStatus
+from megatron_operator.api.status import CheckpointStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import NODES, Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.lifecycle.checkpoint_compatibility import NEXT_CHECKPOINT, RESHARDABLE
 from megatron_operator.lifecycle.observation import Elastic, Limits
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -44,6 +47,8 @@ class ThreeNodes:
 
 
 class AnyCount:
+    revision = 0
+
     async def can_continue_on(self, _status: StatusBuilder, _count: int) -> bool:
         return True
 
@@ -104,3 +109,39 @@ def test_of_two_runs_that_saw_the_same_node_free_the_second_looks_again() -> Non
         assert await two.larger() is None
 
     asyncio.run(scenario())
+
+
+class Judging(AnyCount):
+    """Another count is possible with a checkpoint that can be resharded, unless the platform is refused."""
+
+    refused = False
+
+    async def can_continue_on(self, status: StatusBuilder, _count: int) -> bool:
+        if self.refused:
+            error = FieldError("platform.recoveryPriorityClassName", "does not exist", "create it")
+            raise InvalidRecipeError([error])
+        return status.checkpoint.contract == {RESHARDABLE: "true"}
+
+
+def judged_run(planning: Judging) -> ShrunkRun:
+    api: Any = ThreeNodes()
+    finder = CapacityFinder(api, cast(Any, planning), allowed=True)
+    return ShrunkRun("one", "a", finder)
+
+
+async def test_a_count_that_checkpoints_did_not_allow_is_judged_again_after_a_save() -> None:
+    run = judged_run(Judging())
+    run.status.set(checkpoint=CheckpointStatus(iteration=1, contract={RESHARDABLE: NEXT_CHECKPOINT}))
+    assert await run.larger() is None
+    run.status.set(checkpoint=CheckpointStatus(iteration=2, contract={RESHARDABLE: "true"}))
+    assert await run.larger() == 16
+
+
+async def test_while_the_platform_is_refused_nodes_are_judged_all_the_same() -> None:
+    planning = Judging()
+    planning.refused = True
+    run = judged_run(planning)
+    run.status.set_recovery(nodes_avoided=["c"], waiting_since=timestamp(NOW))
+    found = await run.finder.find(run.status, run.snapshot, LIMITS, Maintenance())
+    assert found.elastic is None
+    assert found.releasable_nodes == {"c"}

@@ -142,6 +142,8 @@ class ConfigInMemory:
 class PlanningInProcess:
     """Stands in for the planning process, whose start would take longer than most tests."""
 
+    revision = 0
+
     async def desired(self, status: StatusBuilder) -> DesiredState:
         return desired_state(planning_input(status), CONFIG)
 

@@ -136,23 +136,26 @@ def _lost_peer(text: str) -> bool:
 def _load_failure(error: UnreadableCheckpointError) -> RankError:
     """A checkpoint that cannot be loaded; it is at fault only where its content is.
 
-    Only the rank that read the damage knows why; the others lose a peer.
+    Only the ranks that read the damage know why; the others lose a peer, or fail by what was half read.
     """
     cause = error.__cause__
     assert cause is not None
     if isinstance(cause, CheckpointException):
-        if not cause.failures:
+        failures = list(cause.failures.values())
+        if not failures:
             return RankError(ExitCode.PEER_LOST, f"{error}, another rank reports why")
-        cause, frames = next(iter(cause.failures.values()))
     else:
-        frames = traceback.extract_tb(cause.__traceback__)
+        failures = [(cause, traceback.extract_tb(cause.__traceback__))]
+    damage = [each for each in failures if caused_by_content(*each)]
+    own = [each for each in failures if not _lost_peer(describe(each[0]))]
+    cause, _ = (damage or own or failures)[0]
     text = describe(cause)
-    if _lost_peer(text):
+    if not (damage or own):
         return RankError(ExitCode.PEER_LOST, text)
     failure = RankError(
         ExitCode.WORKER_DIED, f"{error}: {type(cause).__name__}: {text[:_MAX_CAUSE_CHARACTERS]}"
     )
-    if caused_by_content(cause, frames):
+    if damage:
         failure.unreadable = error.iteration
     return failure
 

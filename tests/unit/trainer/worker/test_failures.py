@@ -62,6 +62,29 @@ def test_a_device_error_while_a_checkpoint_is_loaded_or_saved_is_evidence_and_to
         assert (failure.evidence, failure.unreadable) == (Evidence.DEVICE_MEMORY, None)
 
 
+def test_a_damaged_checkpoint_is_found_whichever_rank_failed_first() -> None:
+    from megatron_trainer.worker.failures import classify
+    from megatron_trainer.worker.megatron_hooks import UnreadableCheckpointError
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    frames: Any = traceback.StackSummary.from_list([])
+    failures: dict[int, Any] = {
+        2: (RuntimeError("Read error [127.0.0.1]:1665: Connection reset by peer"), frames),
+        1: (ValueError("a tensor is missing"), frames),
+        0: (pickle.UnpicklingError("Weights only load failed"), frames),
+    }
+    error = UnreadableCheckpointError(40)
+    error.__cause__ = CheckpointException("load", failures)
+    failure = classify(error)
+    assert (failure.code, failure.unreadable) == (ExitCode.WORKER_DIED, 40)
+    assert "UnpicklingError" in str(failure)
+    del failures[0]
+    failure = classify(error)
+    assert (failure.code, failure.unreadable) == (ExitCode.WORKER_DIED, None)
+    del failures[1]
+    assert classify(error).code == ExitCode.PEER_LOST
+
+
 def fail(error: Exception) -> None:
     raise error
 

@@ -1,0 +1,47 @@
+"""A run whose Master exits before the last iteration is no success, over a simulated cluster."""
+
+import pytest
+from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.observation import PodPhase
+
+from tests.unit.controller.simulated_run import Run
+
+
+@pytest.fixture
+def left(training_run: Run) -> Run:
+    """The Master has exited with code 0 at an early iteration, and its job has succeeded."""
+    run = training_run
+    run.until(run.trains)
+    master = next(pod for pod in run.cluster.pods if pod.rank == 0)
+    run.cluster.fail(master, 0, "ended")
+    master.phase = PodPhase.SUCCEEDED
+    run.cluster.succeeded = True
+    run.cluster.pods.remove(next(pod for pod in run.cluster.pods if pod.rank == 1))  # cleanPodPolicy: Running
+    return run
+
+
+def charge(run: Run, restarts: int) -> None:
+    """Let the run have restarted so often since its checkpoint that it waits before the next restart."""
+    recovery = {
+        "restarts": restarts,
+        "restartsSinceCheckpoint": restarts,
+        "lastRestartTime": timestamp(run.cluster.now),
+        "checkpointIteration": run.cluster.iteration,
+        "firstCause": "worker-0: lost",
+        "lastCause": "worker-0: lost",
+    }
+    status = dict(run.api.recipe["status"])
+    status["recovery"] = status.get("recovery", {}) | recovery
+    run.api.recipe = run.api.recipe | {"status": status}
+
+
+def test_a_run_that_was_left_early_goes_on_although_its_pod_is_removed_before_the_restart(left: Run) -> None:
+    charge(left, restarts=4)
+    left.operator.reconcile()
+    assert left.condition("Running")["reason"] == "LeftEarly"
+    left.cluster.pods.clear()
+    left.operator.reconcile()
+    assert left.status["phase"] != "Succeeded"
+    left.until(lambda: bool(left.incidents), seconds=900)
+    left.until(left.trains)
+    assert left.incidents[-1]["cause"] == "master-0: ended with exit code 0 before the last iteration"
