@@ -29,7 +29,8 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
 RELATIVE_PATTERN = r"^[^/].*$"
-SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
+_SHARE = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"
+SPLIT_PATTERN = rf"^{_SHARE}(\s*,\s*{_SHARE}){{2}}$"
 ENDPOINT_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._/-]*)?$"
 REGION_PATTERN = r"^[a-z0-9-]+$"
 DATASET_PATTERN = r"^[A-Za-z0-9_.-]+$"

@@ -39,6 +39,7 @@ def chat_errors(
     yield from data.workers_errors(asked)
     yield from sources.storage_errors(asked)
     split = asked.get("split", data.DEFAULT_SPLIT)
+    yield from data.split_errors(split)
     if evaluates and not data.validates(split):
         message = f"{split} leaves no {what} for the evaluations of the run"
         fix = "give a share to validation, for example 98,2,0, or set training.evalIters: 0"

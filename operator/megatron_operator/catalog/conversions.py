@@ -1,5 +1,6 @@
 """What a recipe converts: weights that are imported before it, and its result after it."""
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
@@ -15,6 +16,7 @@ from megatron_operator.catalog.entry import Entry
 SOURCE: Final = "spec.init.from.huggingFace.path"
 TARGET: Final = "spec.export.huggingFace.path"
 BASE: Final = "spec.export.huggingFace.base"
+_ONE_CHECKPOINT: Final = re.compile(r"iter_\d+$")
 
 
 def conversion_errors(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[FieldError]:
@@ -28,6 +30,11 @@ def conversion_errors(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator
     source = spec.init.source.hugging_face if spec.init and spec.init.source else None
     if source is not None:
         yield from _folder_errors(SOURCE, source.path, mounted, "the import writes beside it")
+    checkpoint = spec.init.source.megatron if spec.init and spec.init.source else None
+    if own_loop and checkpoint is not None and _ONE_CHECKPOINT.match(PurePosixPath(checkpoint.path).name):
+        message = f"{shown(checkpoint.path)} is one checkpoint, and Megatron reads the newest one of a folder"
+        fix = f"set {PurePosixPath(checkpoint.path).parent}"
+        yield FieldError("spec.init.from.megatron.path", message, fix)
     if spec.export is None:
         return
     yield from _folder_errors(TARGET, spec.export.hugging_face.path, mounted, "the export writes it")

@@ -1,6 +1,6 @@
 """Completes the data section of a recipe and finds what is missing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from megatron_contract.environment import DATA_DIR
@@ -30,6 +30,13 @@ def validates(split: str) -> bool:
     """Whether the second share of `99,1,0` is above 0; a share that is left out is 0."""
     shares = split.split(",")
     return len(shares) > 1 and float(shares[1]) > 0
+
+
+def split_errors(split: str) -> Iterator[FieldError]:
+    """The error of a split whose first share, that of training, is 0."""
+    if float(split.split(",")[0]) == 0:
+        fix = "give a share to training, for example 98,2,0"
+        yield FieldError("spec.data.split", f"{split} leaves nothing to train on", fix)
 
 
 def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostics) -> None:
@@ -160,9 +167,12 @@ def _check_tokenizer_file(
 
 
 def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
-    """Add an error for each missing setting."""
+    """Add an error for each setting that is missing, or that Megatron would refuse once it has the data."""
     if data.get("mockData"):
         return
+    found.extend(split_errors(data["split"]))
+    for number, entry in enumerate(data.get("blend") or ()):
+        found.extend(_prefix_errors(entry["path"], f"spec.data.blend[{number}].path"))
     if not data.get("blend"):
         fix = "set data.blend with data.volume, data.sources to tokenize documents, or data.mockData: true"
         found.error("spec.data", "no training data is configured", fix)
@@ -172,3 +182,13 @@ def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
     if not data.get("tokenizer", {}).get("tokenizerType"):
         fix = "set it, for example HuggingFaceTokenizer with tokenizerModel: /data/tokenizer"
         found.error("spec.data.tokenizer.tokenizerType", "is not set", fix)
+
+
+def _prefix_errors(path: str, field: str) -> Iterator[FieldError]:
+    """Errors of a dataset that is not named as Megatron does: by the path of its files without their ends."""
+    if path.endswith((".bin", ".idx")):
+        fix = f"set {path[:-4]}: Megatron reads {path[:-4]}.bin and {path[:-4]}.idx"
+        yield FieldError(field, f"{shown(path)} is one of a dataset's two files", fix)
+    elif "://" in path:
+        fix = "set data.sources, which are read from object storage, or copy the dataset to the volume"
+        yield FieldError(field, f"{shown(path)} is not a path on the data volume", fix)

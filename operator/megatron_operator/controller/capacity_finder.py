@@ -67,6 +67,7 @@ class CapacityFinder:
         self._allowed = allowed
         self._cluster = ClusterReader(api)
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
+        self._again: dict[RecipeKey, tuple[tuple[object, ...], bool]] = {}
         self._room = RoomFinder(watch)
         self._growths = Growths()
         self._inherited = InheritedRuns(caches)
@@ -75,6 +76,7 @@ class CapacityFinder:
     def forget(self, key: RecipeKey) -> None:
         """Drop what is cached of a run."""
         self._fits.pop(key, None)
+        self._again.pop(key, None)
         self._room.forget(key)
         self._growths.forget(key)
         self._found.pop(key, None)
@@ -260,6 +262,23 @@ class CapacityFinder:
             return None
         return update_elastic_capacity(status, spec.accelerator.count, snapshot.accelerators, fits)
 
+    async def can_be_created_again(self, status: StatusBuilder, snapshot: RunSnapshot) -> bool:
+        """Whether the run could continue in a new job of its size: not after an edit that is refused."""
+        question = self._state_of_planning(status), snapshot.accelerators
+        if status.key not in self._again or self._again[status.key][0] != question:
+            try:
+                answer = await self._planning.can_continue_on(status, snapshot.accelerators)
+            except InvalidRecipeError as error:
+                log.warning("%s: the run keeps its job: %s", status.key, error)
+                answer = False
+            self._again[status.key] = question, answer
+        return self._again[status.key][1]
+
+    def _state_of_planning(self, status: StatusBuilder) -> tuple[object, ...]:
+        """What the planner's answers for a run depend on, besides its size."""
+        recipe = status.uid, status.generation, self._planning.revision
+        return *recipe, has_begun(status), status.checkpoint.contract
+
     async def _largest_count(
         self,
         status: StatusBuilder,
@@ -270,10 +289,8 @@ class CapacityFinder:
     ) -> int | None:
         """The planner's answer is cached: it takes long, and what it depends on changes seldom."""
         requested, plan = spec.accelerator.count, status.current.plan
-        question = (
-            *(status.uid, status.generation, min(available, requested), plan and plan.world_size),
-            *(self._planning.revision, has_begun(status), status.checkpoint.contract),
-        )
+        size = min(available, requested), plan and plan.world_size
+        question = self._state_of_planning(status), size
         if status.key not in self._fits or self._fits[status.key][0] != question:
             counts = possible_counts(
                 available, requested=requested, min_count=elastic.min_count, per_node=per_node

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import Final
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.platform import Maintenance
@@ -9,7 +10,7 @@ from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.progress_poller import ProgressPoller
-from megatron_operator.lifecycle.actions import DISCARDED, SOON, Result, wait
+from megatron_operator.lifecycle.actions import DISCARDED, LATER, SOON, Result, wait
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.job_status import adopt_job, set_internal_error
 from megatron_operator.lifecycle.node_health import judge_nodes
@@ -34,6 +35,8 @@ from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.write_delay import may_rest_on_caches
 
 log = logging.getLogger(__name__)
+
+_REFUSED: Final = "the recipe as it is now is refused, so that its job could not be created again"
 
 
 class Supervisor:
@@ -75,10 +78,19 @@ class Supervisor:
         judge_announcements(status, snapshot, limits, maintenance)
         capacity = await self._find_capacity(status, snapshot, limits, maintenance)
         observation = observe(status, snapshot, limits, capacity, rules)
-        report_kept_nodes(status, observation)
         decision = decide(observation)
         if snapshot.cached and not isinstance(decision, Wait):
             return DISCARDED
+        creates = isinstance(decision, ChangeDomain) or (
+            isinstance(decision, Move) and not snapshot.moves_pods
+        )
+        refused = creates and not await self._capacity.can_be_created_again(status, snapshot)
+        if refused and isinstance(decision, Move):
+            observation = replace(observation, maintenance=replace(decision.move, obstacle=_REFUSED))
+            decision = decide(observation)
+        report_kept_nodes(status, observation)
+        if refused and isinstance(decision, ChangeDomain):
+            return wait(recheck_delay(status, snapshot) or LATER, _REFUSED)
         if isinstance(decision, Resize):
             if decision.count <= snapshot.accelerators:
                 self._capacity.forget_growth(status.key)

@@ -55,6 +55,10 @@ def pods_replaced(
     first, ends = _first_cause(replaced), [each.end for each in replaced]
     open_ = incident_history.unrecovered(recovery) or _recovered_meanwhile(recovery, replaced)
     costs = _spends_budget(recovery, replaced)
+    saved = [end.checkpoint_iteration for end in ends if end is not None]
+    # Also of a save after the last poll of the progress.
+    checkpoint = max((each for each in (checkpoint, *saved) if each is not None), default=None)
+    recovery = checkpoint_saved(recovery, checkpoint)
     if open_ is not None and _same_failure(recovery, open_, replaced, now):
         loss_known = open_.node is not None or _counted(recovery, open_)
         recovery = add_evidence_of(recovery, ends, now, with_losses=not loss_known)

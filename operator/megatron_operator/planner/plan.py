@@ -310,6 +310,14 @@ def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
             f"{count} is not a multiple of the {per_node} accelerators of a node",
             f"set {lower} or {lower + per_node}, or perNode to a divisor of {count}",
         )
+    elastic = resolved.recovery.elastic
+    if elastic is not None and elastic.min_count > per_node and elastic.min_count % per_node:
+        lower = elastic.min_count // per_node * per_node
+        found.error(
+            "spec.recovery.elastic.minCount",
+            f"{elastic.min_count} is not a multiple of the {per_node} accelerators of a node",
+            f"set {lower} or {lower + per_node}",
+        )
     return per_node
 
 

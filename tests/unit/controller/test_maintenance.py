@@ -175,3 +175,17 @@ def test_a_run_that_has_to_stay_costs_no_more_reads_than_one_that_trains(
     reads.clear()
     pass_time(run, 100)
     assert sorted(reads) == undisturbed, "those of its checkpoints"
+
+
+def test_a_run_whose_edit_was_refused_keeps_the_job_that_would_have_to_be_created_again(run: Run) -> None:
+    run.edit(parallelism={"tensorModelParallelSize": 3})
+    run.until(lambda: run.condition("Planned")["status"] == "False")
+    for replicas in run.api.job()["spec"]["pytorchReplicaSpecs"].values():
+        # Kueue places such pods, so that one cannot move alone.
+        replicas["template"]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]
+    announce(run, "node-1")
+    pass_time(run, 300)
+    assert run.trains()
+    assert run.api.deleted == []
+    assert len(events(run, "NodeNotAvoided")) == 1
+    assert "the recipe as it is now is refused" in events(run, "NodeNotAvoided")[0]

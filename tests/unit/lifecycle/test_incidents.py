@@ -301,3 +301,12 @@ def test_a_failure_that_the_trainer_reported_and_recovered_from_is_the_one_of_th
     assert last(recovery).recovered_at is not None
     recovery = replace_pods(recovery, new_pod(2, OOM.end), after=9)
     assert counts(recovery) == (1, 1, 1)
+
+
+def test_a_checkpoint_that_only_the_end_of_a_pod_reports_gives_the_budget_back() -> None:
+    spent = RecoveryStatus(restarts=10, restarts_since_checkpoint=10, checkpoint_iteration=100)
+    died = PodReplacement("worker-1", PodEnd("worker-1: rank 3 died", 138, checkpoint_iteration=5000))
+    recovery = replace_pods(spent, died, checkpoint=100)
+    assert (recovery.restarts_since_checkpoint, recovery.checkpoint_iteration) == (1, 5000)
+    again = replace_pods(recovery, died, after=3600, checkpoint=5000)
+    assert again.restarts_since_checkpoint == 2

@@ -26,7 +26,11 @@ _OWNED = {
     "data-cache-path": "spec.data.blend",
     "train-data-path": "spec.data.blend",
     "mock-data": "spec.data.mockData",
+    "data-args-path": "spec.data.blend",
     "split": "spec.data.split",
+    "valid-data-path": "spec.data.split",
+    "test-data-path": "spec.data.split",
+    "per-split-data-args-path": "spec.data.split",
     "dataloader-type": "spec.data.dataloaderType",
     "num-workers": "spec.data.numWorkers",
     "tokenizer-type": "spec.data.tokenizer.tokenizerType",
@@ -56,11 +60,13 @@ _RESERVED = frozenset(
         "override-opt-param-scheduler",
         "override-opt_param-scheduler",
         "use-checkpoint-opt-param-scheduler",
+        "use-checkpoint-opt_param-scheduler",
     }
 )
 _REFUSED = {
     "ckpt-format": "is torch_dist for every run: only such checkpoints load in another layout",
     "no-save-optim": "leaves out the optimizer's state, without which an interrupted run cannot resume",
+    "skip-train": "trains nothing, and the run would be reported complete",
     "tensorboard-queue-size": "is for a writer of Megatron that the trainer replaces (spec.tracking)",
     "wandb-save-dir": "is wandb beside the checkpoints for every run (spec.tracking.wandb)",
     "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",

@@ -115,8 +115,8 @@ def recompute_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[Field
     """Errors for recomputation settings that Megatron rejects together."""
     at = "spec.parallelism."
     if p.recompute_modules:
-        return [*_module_errors(p, resolved), *_full_errors(p, at)]
-    return _full_errors(p, at)
+        return [*_module_errors(p, resolved), *_full_errors(p, at), *_prediction_errors(p, resolved, at)]
+    return [*_full_errors(p, at), *_prediction_errors(p, resolved, at)]
 
 
 def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
@@ -139,6 +139,15 @@ def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldEr
             (f"{stale[0]} with delayed FP8 scaling", "leave it out, or set training.fp8Recipe to another")
         )
     return [FieldError("spec.parallelism.recomputeModules", *problem) for problem in problems]
+
+
+def _prediction_errors(p: ParallelismSpec, resolved: ResolvedRecipe, at: str) -> list[FieldError]:
+    """Megatron recomputes layers of multi-token prediction one at a time (`multi_token_prediction.py`)."""
+    layers = p.recompute_num_layers
+    if p.recompute_method != "uniform" or not resolved.model.mtp_num_layers or layers in (None, 1):
+        return []
+    message = f"{layers} with recomputeMethod uniform and mtpNumLayers {resolved.model.mtp_num_layers}"
+    return [FieldError(at + "recomputeNumLayers", message, "set 1")]
 
 
 def _full_errors(p: ParallelismSpec, at: str) -> list[FieldError]:
