@@ -97,6 +97,9 @@ class NodeEvidence(ApiModel):
     """Other nodes had the same at the same time: it follows the run and is counted against no node."""
     avoided_at: str | None = None
     """Since when new pods avoid the node, RFC 3339."""
+    released_at: str | None = None
+    """When the run used the node again because it had no other, RFC 3339; what the node reports counts again
+    an hour later."""
     not_avoided: str | None = None
     """Why the run uses the node all the same: a cap of the platform, or too few other nodes."""
 

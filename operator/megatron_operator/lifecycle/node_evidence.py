@@ -38,6 +38,8 @@ def add_evidence(
         return _count(recovery, node, new if known is None else known)
     if known is not None and (is_conclusive(known) or _repeats(new, known, REMEMBERED)):
         return recovery
+    if known is not None and now - (seconds(known.released_at) or 0.0) < REMEMBERED:
+        return recovery
     same = {
         n for n, each in recovery.node_evidence.items() if n != node and _repeats(new, each, SAME_FAILURE)
     }
@@ -72,6 +74,25 @@ def forget_evidence(recovery: RecoveryStatus, *nodes: str) -> RecoveryStatus:
     )
 
 
+def release(recovery: RecoveryStatus, nodes: Collection[str], now: float) -> RecoveryStatus:
+    """Use nodes again because the run has no others. `now` is in Unix seconds.
+
+    What a node reports itself stays, but is not held against it for a while: it would be found again at once.
+    """
+    reported = {
+        name: each.model_copy(update={"released_at": timestamp(now)})
+        for name, each in recovery.node_evidence.items()
+        if name in nodes and reported_by_node(each)
+    }
+    released = forget_evidence(recovery, *nodes)
+    return released.model_copy(update={"node_evidence": released.node_evidence | reported})
+
+
+def reported_by_node(evidence: NodeEvidence) -> bool:
+    """Whether it is a condition or a taint of the node."""
+    return evidence.evidence in (NODE_CONDITION, NODE_TAINT)
+
+
 def record_avoided(recovery: RecoveryStatus, nodes: Collection[str], now: float) -> RecoveryStatus:
     """Record that nodes are avoided since `now`, in Unix seconds, unless they already are."""
     entries = {
@@ -99,7 +120,7 @@ def to_avoid(recovery: RecoveryStatus, avoid_after: int) -> tuple[str, ...]:
 
 def is_conclusive(evidence: NodeEvidence) -> bool:
     """Whether one such failure is enough to avoid the node."""
-    return evidence.evidence != NODE_LOST and not evidence.shared
+    return evidence.evidence != NODE_LOST and not evidence.shared and evidence.released_at is None
 
 
 def _repeats(new: NodeEvidence, known: NodeEvidence, within: float) -> bool:

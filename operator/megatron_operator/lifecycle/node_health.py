@@ -12,6 +12,7 @@ from megatron_operator.lifecycle.node_evidence import (
     NODE_TAINT,
     add_evidence,
     forget_evidence,
+    reported_by_node,
 )
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
 from megatron_operator.lifecycle.observation import AvoidanceLimits
@@ -25,7 +26,7 @@ def suspects(recovery: RecoveryStatus) -> frozenset[str]:
     open_ = unrecovered(recovery)
     if open_ is None and recovery.waiting_since is None:
         return frozenset()
-    reported = {name for name, each in recovery.node_evidence.items() if _reported_by_node(each.evidence)}
+    reported = {name for name, each in recovery.node_evidence.items() if reported_by_node(each)}
     return frozenset(reported | ({open_.node} if open_ is not None and open_.node else set()))
 
 
@@ -41,7 +42,7 @@ def judge_nodes(
         sign, known = hardware_sign(node, rules), recovery.node_evidence.get(name)
         if sign is not None and open_ is not None and open_.node == name:
             recovery = add_evidence(recovery, name, *sign, now)
-        elif sign is None and known is not None and _reported_by_node(known.evidence):
+        elif sign is None and known is not None and reported_by_node(known):
             healthy = node.state is NodeState.READY
             recovery = forget_evidence(recovery, name) if healthy else recovery
     return recovery
@@ -93,7 +94,3 @@ def cap(rules: BadNodes, share: int, *, by_share: bool) -> str:
         nodes = "1 node" if share == 1 else f"{share} nodes"
         return f"platform.badNodes.maxShare {rules.max_share:g} of the nodes allows {nodes}"
     return f"platform.badNodes.maxPerHour allows {rules.max_per_hour} in an hour"
-
-
-def _reported_by_node(evidence: str) -> bool:
-    return evidence in (NODE_CONDITION, NODE_TAINT)

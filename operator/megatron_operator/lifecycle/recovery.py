@@ -34,7 +34,7 @@ from megatron_operator.lifecycle.incidents import (
     resized_by_edit,
 )
 from megatron_operator.lifecycle.maintenance import left_behind, moved
-from megatron_operator.lifecycle.node_evidence import forget_evidence, record_avoided
+from megatron_operator.lifecycle.node_evidence import record_avoided, release
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.observation import MaintenanceMove
@@ -55,6 +55,7 @@ from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import REASONS
 from megatron_operator.manifests import gang_scheduling
+from megatron_operator.manifests.affinity import HOSTNAME
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.node_avoidance import avoided, avoided_by
 
@@ -97,7 +98,10 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     leaving = tuple(pod for pod in snapshot.active_pods if left_behind(recovery, pod))
     interrupted = unrecovered(recovery) is not None
     misplaced = tuple(
-        pod for pod in snapshot.active_pods if interrupted and node_of(pod) in avoid and pod not in leaving
+        pod
+        for pod in snapshot.active_pods
+        if (interrupted and node_of(pod) in avoid and pod not in leaving)
+        and not _excludes_its_node(status, pod)
     )
     replaced: list[Action] = [DeletePods(leaving, saves=True)] if leaving else []
     replaced += [DeletePods(misplaced)] if misplaced else []
@@ -107,6 +111,19 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     # The operator replaces these pods itself, so they do not count as a restart.
     status.set_recovery(pods_as_of=None, gang=None, restart_before=None)
     return wait(SOON, "pods are replaced", replaced)
+
+
+def _excludes_its_node(status: StatusBuilder, pod: Object) -> bool:
+    """Whether the pod was bound to a node that its template excludes; reports it.
+
+    Another one would be bound there too: nodes are excluded by a label, which need not be their name.
+    """
+    node = node_of(pod)
+    if node not in avoided_by(pod):
+        return False
+    text = f"{node} is to be avoided, and got {pod['metadata']['name']}: its label {HOSTNAME} is not its name"
+    status.add_event(Reason.NODE_NOT_AVOIDED, text, warning=True)
+    return True
 
 
 def _gated_for_long(pod: Object, now: float) -> bool:
@@ -133,7 +150,7 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
             # Pods on these nodes move at the next reconcile, if the run has not recovered by then.
             return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) | set(nodes), cause)
         case ReleaseNodes(nodes, cause):
-            status.set(recovery=forget_evidence(recovery, *nodes))
+            status.set(recovery=release(recovery, nodes, status.now))
             return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) - set(nodes), cause)
         case Resize(count, cause):
             return _resize(status, snapshot, count, cause)

@@ -1,0 +1,71 @@
+"""Nodes with hardware faults that a run cannot do without: two pods on three simulated nodes."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.controller.simulated_run import Run
+from tests.unit.controller.whole_operator import KEY
+
+
+def reports_a_fault(run: Run, name: str, monkeypatch: pytest.MonkeyPatch, hostname: str = "{}") -> None:
+    """Let a node have the condition of a faulty device; `hostname` is the label of nodes by their name."""
+    of_node = run.api._node
+
+    def node(each: str) -> dict[str, Any]:
+        found = of_node(each)
+        found["metadata"]["labels"] = {"kubernetes.io/hostname": hostname.format(each)}
+        if each == name:
+            found["status"]["conditions"].append({"type": "GPUXIDErrors", "status": "True"})
+        return found
+
+    monkeypatch.setattr(run.api, "_node", node)
+
+
+def fail(run: Run, number: int) -> str:
+    """Let a pod fail as by its device. Returns its node."""
+    pod = run.cluster.pods[number]
+    assert pod.node is not None
+    run.cluster.fail(pod, 138, "CUDA error")
+    run.operator._snapshots.cache_pod_end(KEY, run.api.pod(pod))
+    return pod.node
+
+
+def events(run: Run, reason: str) -> set[str]:
+    return {each["message"] for each in run.api.posted if each["reason"] == reason}
+
+
+def test_a_node_that_the_run_needs_is_used_again_although_it_still_reports_its_fault(
+    training_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = training_run
+    run.until(run.trains)
+    run.cluster.nodes["node-2"].taken = True
+    reports_a_fault(run, "node-1", monkeypatch)
+    assert fail(run, 1) == "node-1"
+    run.until(lambda: run.status["recovery"].get("nodesAvoided") == ["node-1"])
+    run.until(run.trains)
+    assert {pod.node for pod in run.cluster.pods} == {"node-0", "node-1"}
+    assert len(events(run, "NodeAvoided")) == 1
+    assert run.status["recovery"]["nodeEvidence"]["node-1"]["releasedAt"]
+
+
+def test_where_host_names_are_no_names_of_nodes_a_pod_on_an_avoided_node_is_deleted_once(
+    training_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = training_run
+
+    def schedule_anywhere() -> None:
+        for pod in run.cluster.pods:
+            if pod.node is None and pod.deleted_at is None and (free := sorted(run.cluster.free())):
+                pod.node, pod.bound_at = free[0], run.cluster.now
+
+    monkeypatch.setattr(run.cluster, "_schedule", schedule_anywhere)
+    run.until(run.trains)
+    reports_a_fault(run, "node-1", monkeypatch, "{}.example.com")
+    assert fail(run, 1) == "node-1"
+    run.until(lambda: run.status["recovery"].get("nodesAvoided") == ["node-1"])
+    run.until(run.trains, seconds=300)
+    assert any(
+        "label kubernetes.io/hostname is not its name" in each for each in events(run, "NodeNotAvoided")
+    )
