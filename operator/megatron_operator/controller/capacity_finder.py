@@ -81,9 +81,10 @@ class CapacityFinder:
         self._growths.forget(key)
         self._found.pop(key, None)
 
-    def forget_growth(self, key: RecipeKey) -> None:
-        """Give up the places that a run has not taken yet."""
+    def give_up_places(self, key: RecipeKey) -> None:
+        """Let others have the places that a run was to grow into or move to, and has not taken."""
         self._growths.forget(key)
+        self._room.give_up_places(key)
 
     def grow(self, status: StatusBuilder, snapshot: RunSnapshot, count: int) -> bool:
         """Reserve places for `count` accelerators, so that no other run is given them.

@@ -267,7 +267,7 @@ class Reconciler:
 
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete job and pods. The plan is only made once they are gone, so that it cannot prevent it."""
-        self._poller.forget(status.key)
+        self._supervisor.suspended(status.key)
         if (ending := end_suspended_pods(status, snapshot)) is not None:
             return ending
         desired = await self._planner.plan(status, running=False)

@@ -55,6 +55,11 @@ class RoomFinder:
         if self._watch is not None:
             self._watch.forget(key)
 
+    def give_up_places(self, key: RecipeKey) -> None:
+        """The run no longer moves."""
+        if self._moves.forget(key):
+            self.forget_answers()
+
     def forget_answers(self) -> None:
         """Find the room of each run again."""
         self._answers.clear()

@@ -66,7 +66,7 @@ class Supervisor:
         if snapshot.cached and not may_rest_on_caches(status):
             return DISCARDED
         if status.ended or status.phase == Phase.EXPORTING:
-            self._capacity.forget_growth(status.key)
+            self._capacity.give_up_places(status.key)
             if not exporting:
                 self._poller.forget(status.key)
             return expire_job(status, snapshot)
@@ -93,7 +93,7 @@ class Supervisor:
             return wait(recheck_delay(status, snapshot) or LATER, _REFUSED)
         if isinstance(decision, Resize):
             if decision.count <= snapshot.accelerators:
-                self._capacity.forget_growth(status.key)
+                self._capacity.give_up_places(status.key)
             elif not self._capacity.grow(status, snapshot, decision.count):
                 return wait(SOON, "another run grows")
         if isinstance(decision, ChangeDomain) and not self._capacity.grow(
@@ -113,6 +113,11 @@ class Supervisor:
         if isinstance(decision, Wait):
             return result.within(recheck_delay(status, snapshot), "pods may change without an event")
         return result
+
+    def suspended(self, key: RecipeKey) -> None:
+        """The run gives up its pods, and the places that were kept free for it."""
+        self._poller.forget(key)
+        self._capacity.give_up_places(key)
 
     def forget(self, key: RecipeKey) -> None:
         """Drop what is kept about a recipe."""

@@ -12,4 +12,7 @@ class Silent:
     def reading(self, _: Any) -> None:
         return None
 
+    def forget(self, _: Any) -> None:
+        return None
+
     silence = reading

@@ -12,11 +12,13 @@ from megatron_operator.controller import room_finder
 from megatron_operator.controller.api_client import Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
+from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.lifecycle.maintenance import plan_move
 from megatron_operator.lifecycle.observation import Limits, Room
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
+from tests.unit.controller.silent_readers import Silent
 from tests.unit.controller.test_growing_runs import NOW, SPEC, AnyCount, ShrunkRun, ThreeNodes, pod
 
 LIMITS = Limits(max_restarts=3, rendezvous_timeout=60, avoid_after=2)
@@ -93,6 +95,18 @@ def test_the_place_of_a_run_that_moves_is_taken_until_it_has_arrived() -> None:
         await one.room()
         two.finder.forget(two.status.key)
         assert await two.may_move(), "the list of all pods counts from then on"
+
+    asyncio.run(scenario())
+
+
+def test_the_place_of_a_run_that_is_suspended_is_free_for_others() -> None:
+    async def scenario() -> None:
+        one, two = await two_runs()
+        assert await one.may_move()
+        assert one.move()
+        unused: Any = Silent()
+        Supervisor(unused, one.finder, unused).suspended(one.status.key)
+        assert await two.may_move()
 
     asyncio.run(scenario())
 

@@ -195,3 +195,12 @@ def test_a_batch_that_leaves_accelerators_idle_causes_a_warning(resolve: Any) ->
     assert "globalBatchSize 32 is less than a sample for each of 1024" in notes(
         resolve("qwen3-235b-a22b", 1024)
     )
+
+
+@pytest.mark.parametrize(
+    ("timeout", "warned"), [("60s", True), ("2m", True), ("10m", False), ("auto", False), ("off", False)]
+)
+def test_a_hang_timeout_below_two_steps_is_warned_of(resolve: Any, timeout: str, warned: bool) -> None:
+    """A step of this run is expected to take about 68 s."""
+    notes = plan(resolve("llama3-70b", 64, recovery={"hangTimeout": timeout})).notes
+    assert [note.startswith("recovery.hangTimeout") for note in notes].count(True) == warned

@@ -4,6 +4,8 @@ Sources: `TransformerConfig.__post_init__` and `validate_args` of megatron-core 
 Pitfalls" of Megatron-Bridge's recipe index.
 """
 
+import math
+
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
@@ -167,6 +169,7 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(
             "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
         )
+    notes += _short_hang_timeout(resolved, plan)
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
 
 
@@ -194,6 +197,20 @@ def _rarely_saved(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return [
         f"checkpoint.saveInterval {every}: a failure makes the run repeat up to {duration(lost)} of training;"
         f" {shorter} would save every {duration(shorter * step)}"
+    ]
+
+
+def _short_hang_timeout(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """A warning where sound steps may count as hangs: in less than twice their expected time."""
+    timeout = resolved.recovery.hang_timeout
+    if not timeout.endswith("s") or plan.expected is None:
+        return []
+    least = 2 * plan.expected.step_seconds
+    if float(timeout[:-1]) >= least:
+        return []
+    return [
+        f"recovery.hangTimeout {timeout}: a step is expected to take {least / 2:.1f} s, and one that takes"
+        f" longer than the timeout counts as a hang; set auto, or {math.ceil(least)}s or more"
     ]
 
 
