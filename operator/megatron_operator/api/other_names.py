@@ -104,7 +104,7 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
 """Field and type of a pydantic error -> how to write the value; older releases took other values."""
 
 _LAYERS: Final = {
-    "set linear_qkv, which has queries, keys and values": ("k_proj v_proj qkv_proj query_key_value"),
+    "set linear_qkv, which has queries, keys and values": "k_proj v_proj qkv_proj query_key_value",
     "set linear_qkv, or linear_q_proj where the model has latent attention": "q_proj",
     "set linear_proj": "o_proj",
     "set linear_fc1, which has both": "gate_proj up_proj gate_up_proj",

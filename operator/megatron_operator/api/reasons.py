@@ -272,8 +272,10 @@ class Reason(StrEnum):
         "NodeNotAvoided",
         "Event",
         "A node's hardware failed, or its maintenance is announced, but `platform.badNodes.maxShare` or "
-        "`maxPerHour` is reached, or the other nodes have no room: the run uses it all the same. "
-        "`status.recovery.nodeEvidence` or `maintenance` has the reason.",
+        "`maxPerHour` is reached, or the other nodes have no room, or the job could not be created again "
+        "because an edit was refused: the run uses it all the same. `status.recovery.nodeEvidence` or "
+        "`maintenance` has the reason. Or its label `kubernetes.io/hostname`, by which nodes are excluded, "
+        "is not its name.",
         "Inspect the nodes; cordon this one yourself, raise the cap, or add nodes.",
     )
     MOVED_FOR_MAINTENANCE = (

@@ -97,12 +97,15 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     )
     leaving = tuple(pod for pod in snapshot.active_pods if left_behind(recovery, pod))
     interrupted = unrecovered(recovery) is not None
-    misplaced = tuple(
-        pod
-        for pod in snapshot.active_pods
-        if (interrupted and node_of(pod) in avoid and pod not in leaving)
-        and not _excludes_its_node(status, pod)
+    on_avoided = tuple(
+        pod for pod in snapshot.active_pods if interrupted and node_of(pod) in avoid and pod not in leaving
     )
+    misplaced = tuple(pod for pod in on_avoided if not _excludes_its_node(pod))
+    for pod in on_avoided:
+        if pod not in misplaced:
+            text = f"{node_of(pod)} is to be avoided, and got {pod['metadata']['name']}"
+            text += f": its label {HOSTNAME} is not its name"
+            status.add_event(Reason.NODE_NOT_AVOIDED, text, warning=True)
     replaced: list[Action] = [DeletePods(leaving, saves=True)] if leaving else []
     replaced += [DeletePods(misplaced)] if misplaced else []
     replaced += [DeleteUnboundPods(outdated)] if outdated else []
@@ -113,17 +116,12 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     return wait(SOON, "pods are replaced", replaced)
 
 
-def _excludes_its_node(status: StatusBuilder, pod: Object) -> bool:
-    """Whether the pod was bound to a node that its template excludes; reports it.
+def _excludes_its_node(pod: Object) -> bool:
+    """Whether the pod was bound to a node that its template excludes.
 
     Another one would be bound there too: nodes are excluded by a label, which need not be their name.
     """
-    node = node_of(pod)
-    if node not in avoided_by(pod):
-        return False
-    text = f"{node} is to be avoided, and got {pod['metadata']['name']}: its label {HOSTNAME} is not its name"
-    status.add_event(Reason.NODE_NOT_AVOIDED, text, warning=True)
-    return True
+    return node_of(pod) in avoided_by(pod)
 
 
 def _gated_for_long(pod: Object, now: float) -> bool:

@@ -114,9 +114,8 @@ def cheap_modules(shape: ModelShape, resolved: ResolvedRecipe) -> tuple[str, ...
 def recompute_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for recomputation settings that Megatron rejects together."""
     at = "spec.parallelism."
-    if p.recompute_modules:
-        return [*_module_errors(p, resolved), *_full_errors(p, at), *_prediction_errors(p, resolved, at)]
-    return [*_full_errors(p, at), *_prediction_errors(p, resolved, at)]
+    modules = _module_errors(p, resolved) if p.recompute_modules else []
+    return [*modules, *_full_errors(p, at), *_prediction_errors(p, resolved, at)]
 
 
 def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
