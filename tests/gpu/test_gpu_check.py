@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.gpu.hardware import imports
 from tests.gpu.hardware import main as gpu_check
 from tests.gpu.hardware.runs import Result
 
@@ -35,3 +38,24 @@ def test_the_page_has_the_facts_and_each_result_with_its_figures() -> None:
     assert "| Device | NVIDIA H100 |\n| Driver | 580 |" in text
     assert "| one | passed | step: 3.1 ms; cause: a/b |" in text
     assert "| two | **failed** | error: AssertionError: no |" in text
+
+
+def test_the_innermost_import_that_starts_the_thread_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the question itself imports, as pathlib did on the first machine with a GPU."""
+    (tmp_path / "outer_module.py").write_text("import harmless_module\nimport starting_module\n")
+    (tmp_path / "harmless_module.py").write_text("")
+    (tmp_path / "starting_module.py").write_text("import harmless_module\nharmless_module.started = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def started() -> bool:
+        import pathlib  # noqa: F401
+
+        return hasattr(sys.modules.get("harmless_module"), "started")
+
+    def load() -> None:
+        import outer_module  # noqa: F401
+
+    assert imports.first_import_after_which(started, load) == "starting_module"
+    assert imports.first_import_after_which(lambda: False, load) is None

@@ -123,7 +123,7 @@ def test_a_device_that_the_planner_does_not_know_is_not_measured(tmp_path: Path)
 def test_the_planned_models_fit_one_device_of_24_gb(name: str) -> None:
     hardware = measurements.hardware_of(ON_CPU.product)
     assert hardware == "h100-sxm"
-    manifest = measurements.recipe(measurements.MODELS[name], hardware)
+    manifest = measurements.recipe(name, hardware)
     plan = measurements.ask_cli("plan", manifest)
     assert plan["runnable"]
     assert plan["worldSize"] == 1

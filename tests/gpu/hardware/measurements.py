@@ -34,6 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"numLayers": 12, "hiddenSize": 1024, "ffnHiddenSize": 2816, "numAttentionHeads": 16},
     "dense, 0.5e9 parameters": _DENSE
     | {"numLayers": 12, "hiddenSize": 1792, "ffnHiddenSize": 4864, "numAttentionHeads": 14},
+    "dense, 0.7e9 parameters": _DENSE
+    | {"numLayers": 12, "hiddenSize": 2048, "ffnHiddenSize": 5632, "numAttentionHeads": 16},
     "8 experts, 0.5e9 parameters": _DENSE
     | {
         "numLayers": 8,
@@ -45,6 +47,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "moeGroupedGemm": True,
     },
 }
+_SHORT_STEPS = {"seqLength": 1024, "microBatchSize": 2, "globalBatchSize": 8}
+_LONG_STEPS = {"seqLength": 4096, "microBatchSize": 1, "globalBatchSize": 16}
+"""The processor is never waited for, as with the models that users train."""
+BATCHES = {"dense, 0.7e9 parameters": _LONG_STEPS}
+"""Model -> lengths and sizes of its batches, where they are not _SHORT_STEPS."""
 
 
 def trained(runs: Runs, name: str, *flags: str, hooks_timed: bool = False) -> tuple[Measured, str]:
@@ -149,24 +156,18 @@ def judge_precision(bf16: Measured, fp8: Measured | None) -> Result:
     return Result(good and all(map(math.isfinite, fp8.losses)) and abs(error) <= FP8_LOSS_ERROR, figures)
 
 
-def recipe(model: Mapping[str, Any], hardware: str) -> dict[str, Any]:
-    """Return a recipe that trains the model on one device."""
+def recipe(name: str, hardware: str) -> dict[str, Any]:
+    """Return a recipe that trains one of MODELS on one device."""
     return {
         "apiVersion": "megatron.training/v1beta1",
         "kind": "MegatronRecipe",
         "metadata": {"name": "planned"},
         "spec": {
-            "model": dict(model),
+            "model": dict(MODELS[name]),
             "accelerator": {"type": hardware, "count": 1},
             "data": {"mockData": True},
-            "training": {
-                "seqLength": 1024,
-                "microBatchSize": 2,
-                "globalBatchSize": 8,
-                "trainIters": ITERATIONS,
-                "lr": 1e-4,
-                "bf16": True,
-            },
+            "training": BATCHES.get(name, _SHORT_STEPS)
+            | {"trainIters": ITERATIONS, "lr": 1e-4, "bf16": True},
             "megatronArgs": {"rerun-mode": "disabled"},
         },
     }
@@ -198,7 +199,7 @@ def against_plan(name: str) -> Callable[[Runs], Result]:
         hardware = hardware_of(runs.device.product)
         if hardware is None:
             return Result(False, {"error": f"not measured: the planner does not know {runs.device.product}"})
-        manifest = recipe(MODELS[name], hardware)
+        manifest = recipe(name, hardware)
         plan, arguments = ask_cli("plan", manifest), ask_cli("args", manifest)
         run = runs.new(f"plan-{list(MODELS).index(name)}")
         run.flags = without(arguments, "--save", "--load", "--train-iters", "--mock-data", "--log-interval")
