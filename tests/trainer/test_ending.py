@@ -54,6 +54,15 @@ def test_a_run_whose_log_nobody_reads_loses_a_rank_recovers_and_completes(
     assert_same_training(pod, undisturbed)
 
 
+def test_the_writer_of_all_saves_does_the_last_one_after_the_last_iteration_too(pod: Gang) -> None:
+    """Megatron would start another, which the cpu platform cannot, and which takes long to start on a GPU."""
+    last = SAVE_INTERVAL + 2
+    pod.start(extra=("--train-iters", str(last)))
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert {record["generation"] for record in pod.records()} == {1}, "no rank was restarted"
+    assert (pod.save / "latest_checkpointed_iteration.txt").read_text().strip() == str(last)
+
+
 def test_a_finished_run_that_is_started_again_exits_0(undisturbed: Gang) -> None:
     before = undisturbed.records()
     undisturbed.start()

@@ -10,6 +10,10 @@ rank's own start and, on the cpu platform, lacks the stand-in for torch.cuda. Fo
 it costs next to nothing. The writer uses CUDA itself, so from a rank that has used it, it is a fresh
 interpreter after all, started by the rank and not, as Megatron does, by a fork server that hides its end.
 
+Megatron ends the writer when the last iteration is done, and starts another where it then saves once more,
+since the number of iterations is no multiple of --save-interval. That one would be a fresh interpreter too,
+so the first is kept until the run ends.
+
 Megatron does not detect that a writer died, or that its request could not be pickled, and waits for it
 forever; the thread that notices ends the rank instead.
 """
@@ -26,7 +30,7 @@ import torch
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import WriteBucket
 from megatron.training import async_utils as training_async_utils
-from megatron.training import initialize
+from megatron.training import initialize, training
 
 _POLL_SECONDS = 1.0
 _copy_from_gpu = filesystem_async.FileSystemWriterAsync.preload_tensors
@@ -45,6 +49,7 @@ def install(argv: Sequence[str], on_death: Callable[[str], None], forked: bool) 
         training_async_utils.init_persistent_async_worker(rank, "fork" if _may_fork(forked) else "spawn")
     )
     _watch_requests(on_death)
+    _keep_for_the_last_save()
     options = _options(argv)
     if options.async_save and forked and not torch.cuda.is_initialized():
         async_utils.PersistentAsyncCaller._get_process(
@@ -54,6 +59,28 @@ def install(argv: Sequence[str], on_death: Callable[[str], None], forked: bool) 
             options.async_ckpt_io_priority,
         )
     threading.Thread(target=_watch, args=(on_death,), daemon=True, name="checkpoint-writer").start()
+
+
+def _keep_for_the_last_save() -> None:
+    """Have train() leave the writer, which pretrain() ends after the last save, unless the process ends."""
+    train = training.train
+
+    def train_and_keep(*args: Any, **kwargs: Any) -> Any:
+        finalize = training.maybe_finalize_async_save
+
+        def finalize_and_keep(blocking: bool = False, terminate: bool = False) -> None:  # noqa: ARG001
+            finalize(blocking=blocking)
+
+        training.maybe_finalize_async_save = finalize_and_keep
+        try:
+            return train(*args, **kwargs)
+        except SystemExit:
+            finalize(blocking=True, terminate=True)
+            raise
+        finally:
+            training.maybe_finalize_async_save = finalize
+
+    training.train = train_and_keep
 
 
 def _watch_requests(on_failure: Callable[[str], None]) -> None:
