@@ -1,5 +1,6 @@
-"""kubectl, for commands that read the cluster: its kubeconfig, contexts and credentials apply here too."""
+"""kubectl, for commands that use the cluster: its kubeconfig, contexts and credentials apply here too."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -36,6 +37,11 @@ class Kubectl:
         """The MegatronRecipe of this name. Raises CommandError with the API server's message."""
         found: Object = self._json(["get", RECIPES, name], f"recipe {name}")
         return found
+
+    def patch_recipe(self, name: str, patch: Object) -> None:
+        """Apply a JSON merge patch to a MegatronRecipe. Raises CommandError with the API server's message."""
+        words = ["patch", RECIPES, name, "--type=merge", "--patch", json.dumps(patch)]
+        self._run(words, f"recipe {name}")
 
     def recipes(self, *, all_namespaces: bool = False) -> list[Object]:
         """All MegatronRecipes of the namespace, or of all. Raises CommandError."""

@@ -23,6 +23,7 @@ _COMMANDS = {
     "explain": "Print the reference of a field.",
     "status": "Show where a run is: phase, progress, loss, speed, last incident.",
     "history": "Show the interruptions, Events and conditions of a run.",
+    "reshard": "Change the layout of a run that has checkpoints.",
     "ledger": "Show where the time of a run, or of all runs, went, in hours of accelerators and money.",
     "logs": "Print the log of the pod that failed first.",
     "support-bundle": "Write what others need to find out what is wrong with a run into one archive.",

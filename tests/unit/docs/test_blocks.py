@@ -42,7 +42,7 @@ REFUSED = {"megatron validate --recipe llama3-8b --gpus 12 --accelerator h100-sx
 """Examples of the help that show a refusal."""
 DIFFERENT = {"megatron diff --recipe deepseek_v3_pretrain_config --gpus 1024"}
 """Examples of the help that show differences, with exit code 1."""
-OF_A_CLUSTER = ("status", "history", "ledger", "logs", "support-bundle", "ui", "cluster")
+OF_A_CLUSTER = ("status", "history", "ledger", "reshard", "logs", "support-bundle", "ui", "cluster")
 VALUES = yaml.safe_load((ROOT / "charts" / "megatron-operator" / "values.yaml").read_text())
 
 
