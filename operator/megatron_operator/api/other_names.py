@@ -50,12 +50,14 @@ _TODAY: Final = {
     "model.numAttentionHeads": "numHeads attentionHeads",
     "model.numQueryGroups": "numKeyValueHeads numKvHeads kvHeads groupQueryAttention",
     "model.kvChannels": "headDim",
+    "model.swiglu: true, or leave it out for GELU": "activation activationFunction hiddenAct activationFunc",
     "model.rotaryBase": "ropeTheta rotaryEmbeddingBase",
     "model.normEpsilon": "rmsNormEps layernormEpsilon layerNormEps",
     "model.numExperts": "numLocalExperts numMoeExperts moeNumExperts",
     "model.moeRouterTopk": "numExpertsPerTok moeTopk topk",
     "model.positionEmbeddingType: rope": "useRotaryPositionEmbeddings",
     "accelerator.count": "gpus numGpus gpuCount worldSize",
+    "accelerator.count: the accelerators of all nodes": "numNodes nnodes nodeCount",
     "accelerator.type": "gpuType gpu acceleratorType",
     "accelerator.perNode": "gpusPerNode nprocPerNode devices",
     "data.blend": "dataPath dataPrefix datasets",
@@ -82,6 +84,13 @@ _NOT_NEEDED: Final = {
     "leave it out: checkpoints have all that an interrupted run needs to resume": "noSaveOptim noSaveRng",
     "leave it out: checkpoints are torch_dist": "ckptFormat autoDetectCkptFormat distCkptFormat",
     "leave it out: these models are the only ones": "useMcoreModels useMcore",
+    "leave it out: it follows from accelerator.count and the other sizes": (
+        "dataParallelSize dataParallel dpSize dp"
+    ),
+    "leave it out: it follows from globalBatchSize, microBatchSize and the data-parallel size": (
+        "gradientAccumulationSteps gradientAccumulation accumulateGradBatches numMicrobatches"
+    ),
+    "write it into a Secret, which secretKeyRef names": "apiKey apiToken",
 }
 
 _VALUES: Final[Mapping[tuple[str, str], str]] = {
@@ -94,6 +103,7 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
     ),
     ("accelerator", "model_type"): "write an object, for example {type: h100-sxm, count: 8}",
     ("accelerator", "missing"): "set type and count, for example {type: h100-sxm, count: 8}",
+    ("weight", "float_type"): "set a number; a dataset that is only evaluated on has validation: true",
     ("count", "missing"): "set the number of accelerators of the whole run",
     ("size", "string_type"): "write a quantity with its unit, for example 400Gi",
     ("hangTimeout", "string_type"): "write auto, off, or for example 600s or 10m",

@@ -68,6 +68,18 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ("training", "rank", "set spec.peft.dim"),
         ("data", "tokenizr", "did you mean `tokenizer`?"),
         ("recovery", "hangTimeot", "did you mean `hangTimeout`?"),
+        ("accelerator", "numNodes", "set spec.accelerator.count: the accelerators of all nodes"),
+        (
+            "parallelism",
+            "dataParallelSize",
+            "leave it out: it follows from accelerator.count and the other sizes",
+        ),
+        (
+            "training",
+            "gradientAccumulationSteps",
+            "leave it out: it follows from globalBatchSize, microBatchSize and the data-parallel size",
+        ),
+        ("model", "activation", "set spec.model.swiglu: true, or leave it out for GELU"),
         ("training", "colour", "leave it out; other Megatron flags go below spec.megatronArgs"),
     ],
 )
