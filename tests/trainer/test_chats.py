@@ -153,6 +153,30 @@ def test_files_of_all_kinds_and_sources_are_split_in_order(llama: Path, tmp_path
     assert held == [answers(chat) for part in (asked[8:10], asked[18:20], asked[28:]) for chat in part]
 
 
+def test_chats_for_validation_alone_are_not_trained_on_and_the_others_not_held_back(
+    llama: Path, tmp_path: Path
+) -> None:
+    asked = many(30)
+    (tmp_path / "a.jsonl").write_text(lines(asked[:20]))
+    (tmp_path / "b.jsonl").write_text(lines(asked[20:]))
+    given = words(tmp_path, f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl", tokenizer=llama, evaluates=True)
+    listed = json.loads(given[1])
+    listed[1]["validation"] = True
+    given[1] = json.dumps(listed)
+    chats_command.run(given)
+    found = {
+        name: [answers(json.loads(line)) for line in text.splitlines()]
+        for name, text in prepared(tmp_path).items()
+    }
+    assert found["training.jsonl"] == [answers(chat) for chat in asked[:20]]
+    assert found["validation.jsonl"] == [answers(chat) for chat in asked[20:]]
+    with pytest.raises(PreparationError) as refused:
+        chats_command.run([*given, "--batch", "16"])
+    assert str(refused.value).startswith(
+        "data.sources[1]: 10 chats for validation, and an iteration takes 16; add chats, or set another"
+    )
+
+
 def pod(folder: Path, arguments: list[str], index: int) -> subprocess.Popen[bytes]:
     start = "from megatron_trainer.data import sources; sources.SHARD_BYTES = 900; "
     start += "from megatron_trainer.data.prepare import main; main()"

@@ -90,6 +90,8 @@ class BlendPart(ApiModel):
     """Prefix of the `.bin`/`.idx` pair, relative to the data volume."""
     weight: Weight = 1.0
     """Share in the mix; need not add up to 1."""
+    validation: bool = False
+    """Only evaluate on it; `weight` is its share in each evaluation. All else is for training then."""
 
 
 class SourceSpec(ApiModel):
@@ -108,6 +110,8 @@ class SourceSpec(ApiModel):
     """Take only the first documents; default all."""
     weight: Weight = 1.0
     """Share in the mix; need not add up to 1."""
+    validation: bool = False
+    """Only evaluate on it; `weight` is its share in each evaluation. All else is for training then."""
 
 
 class ObjectStorageSpec(ApiModel):
@@ -166,7 +170,7 @@ class DataSpec(ApiModel):
     max_epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """How often a run may read a document of `sources`; default 1. Above it the preparation fails."""
     split: Annotated[str, Field(pattern=SPLIT_PATTERN, max_length=64)] | None = None
-    """Train, validation and test shares (`99,1,0`)."""
+    """Train, validation and test shares (`99,1,0`); without datasets of `validation` alone."""
     mock_data: bool | None = None
     """Random tokens instead of a dataset, for trials."""
     dataloader_type: Literal["single", "cyclic"] | None = None

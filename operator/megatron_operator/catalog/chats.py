@@ -9,6 +9,7 @@ from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.catalog import data, sources
+from megatron_operator.catalog.validation_sets import has_validation_sets, validation_set_errors
 
 _LEAVE: Final = "leave it out"
 
@@ -38,7 +39,22 @@ def chat_errors(
     yield from _prepare_errors(prepare, f"{what}s")
     yield from data.workers_errors(asked)
     yield from sources.storage_errors(asked)
-    split = asked.get("split", data.DEFAULT_SPLIT)
+    if has_validation_sets(asked):
+        yield from validation_set_errors(asked, split_asked="split" in asked, evaluates=evaluates)
+    else:
+        yield from _split_errors(asked.get("split", data.DEFAULT_SPLIT), what, evaluates=evaluates)
+    if tokenizer is not None and not tokenizer.startswith(f"{DATA_DIR}/"):
+        message = (
+            f"{shown(tokenizer)} is not on the data volume, the only one of the pods that prepare {what}s"
+        )
+        fix = (
+            f"copy the tokenizer there, and name its folder below {DATA_DIR} in data.tokenizer.tokenizerModel"
+        )
+        yield FieldError(f"spec.{tokenizer_field}", message, fix)
+
+
+def _split_errors(split: str, what: str, *, evaluates: bool) -> Iterator[FieldError]:
+    """Errors of a split that leaves nothing to a part that is read, or something to one that is not."""
     yield from data.split_errors(split)
     if evaluates and not data.validates(split):
         message = f"{split} leaves no {what} for the evaluations of the run"
@@ -49,14 +65,6 @@ def chat_errors(
         yield FieldError(
             "spec.data.split", message, "give all to training and validation, for example 98,2,0"
         )
-    if tokenizer is not None and not tokenizer.startswith(f"{DATA_DIR}/"):
-        message = (
-            f"{shown(tokenizer)} is not on the data volume, the only one of the pods that prepare {what}s"
-        )
-        fix = (
-            f"copy the tokenizer there, and name its folder below {DATA_DIR} in data.tokenizer.tokenizerModel"
-        )
-        yield FieldError(f"spec.{tokenizer_field}", message, fix)
 
 
 def _format_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:
@@ -93,5 +101,9 @@ def chat_root(
     endpoint = (prepare.get("objectStorage") or {}).get("endpointUrl")
     if endpoint and any(map(sources.in_object_storage, asked["sources"])):
         depends.append([endpoint])
-    digest = hashlib.sha256(json.dumps([depends, tokenizer, seq_length, asked["split"]]).encode()).hexdigest()
+    if has_validation_sets(asked):
+        split: Any = [number for number, each in enumerate(asked["sources"]) if each.get("validation")]
+    else:
+        split = asked["split"]
+    digest = hashlib.sha256(json.dumps([depends, tokenizer, seq_length, split]).encode()).hexdigest()
     return f"{sources.FOLDER}/{prepare.get('name', 'corpus')}-{digest[:12]}_{'images' if images else 'chats'}"

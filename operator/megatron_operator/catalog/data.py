@@ -8,6 +8,7 @@ from megatron_contract.environment import DATA_DIR
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.catalog import sources
+from megatron_operator.catalog.validation_sets import has_validation_sets
 
 DEFAULT_SPLIT: Final = "99,1,0"
 DEFAULT_VOCABULARY: Final = 32_000
@@ -37,6 +38,20 @@ def split_errors(split: str) -> Iterator[FieldError]:
     if float(split.split(",")[0]) == 0:
         fix = "give a share to training, for example 98,2,0"
         yield FieldError("spec.data.split", f"{split} leaves nothing to train on", fix)
+
+
+def set_split(data: dict[str, Any], found: Diagnostics) -> None:
+    """Set the split that a recipe without datasets for validation alone has by default.
+
+    With them there is none; one that the recipe itself sets is left for `validation_set_errors`.
+    """
+    if has_validation_sets(data):
+        if not found.is_set_by_user("data.split"):
+            data.pop("split", None)
+            found.origins.pop("data.split", None)
+    elif "split" not in data:
+        data["split"] = DEFAULT_SPLIT
+        found.origins["data.split"] = "default"
 
 
 def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostics) -> None:
@@ -82,9 +97,7 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
             "GPT2BPETokenizer downloads gpt2 from the model hub even with vocabFile and mergeFile; without"
             " internet access in the pods use HuggingFaceTokenizer with a directory on the data volume"
         )
-    if "split" not in data:
-        data["split"] = DEFAULT_SPLIT
-        origins["data.split"] = "default"
+    set_split(data, found)
     _check(data, found)
 
 
@@ -170,7 +183,7 @@ def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
     """Add an error for each setting that is missing, or that Megatron would refuse once it has the data."""
     if data.get("mockData"):
         return
-    found.extend(split_errors(data["split"]))
+    found.extend(split_errors(data.get("split", DEFAULT_SPLIT)))
     for number, entry in enumerate(data.get("blend") or ()):
         found.extend(_prefix_errors(entry["path"], f"spec.data.blend[{number}].path"))
     if not data.get("blend"):

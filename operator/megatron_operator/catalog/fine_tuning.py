@@ -23,7 +23,7 @@ from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_pretraining, chats
 from megatron_operator.catalog.bridge_pretraining import TOKENIZER
-from megatron_operator.catalog.data import DEFAULT_SPLIT
+from megatron_operator.catalog.data import set_split
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 
 DEFAULT_DROPOUT: Final = 0.0
@@ -176,9 +176,7 @@ def complete_data(
         data["tokenizer"] = {"tokenizerType": TOKENIZER} | data["tokenizer"]
     if not has_sources:
         return
-    if "split" not in data:
-        data["split"] = DEFAULT_SPLIT
-        found.origins["data.split"] = "default"
+    set_split(data, found)
     length = merged["training"].get("seqLength")
     data["datasetRoot"] = chats.chat_root(data, folder, length, images=images)
     found.origins["data.datasetRoot"] = "data.sources"

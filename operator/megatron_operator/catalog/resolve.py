@@ -42,6 +42,7 @@ from megatron_operator.catalog.merge import Settings, merge_layers
 from megatron_operator.catalog.published_layouts import layout_settings, select_layout
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import with_formats
+from megatron_operator.catalog.validation_sets import validation_set_errors
 
 _DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
 _EVERY_PACKAGE: Final = get_args(DispatcherPackage)
@@ -113,6 +114,14 @@ def resolve_for_planning(
             fine_tuning.complete_data(merged, spec, found, images=entry.reads_images)
         else:
             bridge_pretraining.complete_data(merged, spec, found)
+    if entry is None or not entry.fine_tunes:
+        found.extend(
+            validation_set_errors(
+                merged["data"],
+                split_asked=found.is_set_by_user("data.split"),
+                evaluates=merged["training"].get("evalIters") != 0,
+            )
+        )
     if entry is None or entry.converts:
         found.extend(conversions.conversion_errors(spec, entry))
     found.extend(fine_tuning.path_errors(spec, entry, profile))

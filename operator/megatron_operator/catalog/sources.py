@@ -86,7 +86,8 @@ def blend(
         depends += [endpoint] if endpoint and in_object_storage(source) else []
         digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:12]
         path = f"{FOLDER}/{name}-{digest}_text_document"
-        parts.append({"path": path, "weight": source.get("weight", 1.0)})
+        part = {"path": path, "weight": source.get("weight", 1.0)}
+        parts.append(part | ({"validation": True} if source.get("validation") else {}))
     return parts
 
 
@@ -155,7 +156,7 @@ def repeated_sources(parts: Sequence[Mapping[str, Any]], at: str) -> list[FieldE
         other = first.setdefault(part["path"], number)
         if other != number:
             message = f"is the same as sources[{other}]"
-            found.append(
-                FieldError(f"{at}[{number}]", message, "leave one out, and add its weight to the other")
-            )
+            same = bool(part.get("validation")) == bool(parts[other].get("validation"))
+            fix = "leave one out, and add its weight to the other" if same else "leave one of the two out"
+            found.append(FieldError(f"{at}[{number}]", message, fix))
     return found

@@ -7,7 +7,6 @@ from megatron_contract.environment import DATA_DIR, ENV_SECRET_VARIABLES, PROGRE
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_operator.api.recipe import DataSpec, ObjectStorageSpec, PrepareSpec
-from megatron_operator.catalog.data import DEFAULT_SPLIT
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import FOLDER, text_name
 from megatron_operator.manifests import cpu_job
@@ -23,6 +22,8 @@ FINAL = sorted(int(code) for code in ExitCode if 0 < code < 128)
 """Exit codes that a retry cannot fix: the Job fails at once."""
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
 """Keys of the Secret with the credentials of an object store, and whether they may be missing."""
+_ALL_TO_TRAIN_ON = "100,0"
+"""The split of sources beside others that are for validation alone."""
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
 _OF_IMAGES: Manifest = {"requests": {"cpu": "1", "memory": "2Gi"}}
 
@@ -58,7 +59,8 @@ def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeR
     listed = []
     for source in data.sources or []:
         entry: dict[str, object] = {"path": source.path}
-        listed.append(entry | ({"documents": source.documents} if source.documents is not None else {}))
+        entry |= {"documents": source.documents} if source.documents is not None else {}
+        listed.append(entry | ({"validation": True} if source.validation else {}))
     batch = run.overrides["train.global_batch_size"]
     iterations = run.overrides["train.train_iters"]
     assert isinstance(batch, int)
@@ -69,7 +71,7 @@ def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeR
         *("--tokenizer-dir", str(run.overrides["tokenizer.tokenizer_model"])),
         *("--seq-length", str(run.overrides["model.seq_length"]), "--batch", str(batch)),
         *("--samples", str(batch * iterations), "--max-epochs", str(data.max_epochs or 1)),
-        *("--split", data.split or DEFAULT_SPLIT, "--pods", str(prepare.workers or 1)),
+        *("--split", data.split or _ALL_TO_TRAIN_ON, "--pods", str(prepare.workers or 1)),
         *("--progress-port", str(PROGRESS_PORT)),
         *_store_arguments(prepare),
     ]

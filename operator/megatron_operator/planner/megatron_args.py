@@ -4,13 +4,14 @@ Order and grouping follow Megatron's settings tables: parallelism, model, expert
 communication and memory, checkpoint, data, platform, and finally `megatronArgs`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
 from megatron_contract.time_limits import collective_minutes
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.recipe import BlendPart
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
@@ -263,13 +264,22 @@ def _data(resolved: ResolvedRecipe, name: str) -> list[str]:
     if data.mock_data:
         words.append("--mock-data")
     elif data.blend:
-        words.append("--data-path")
-        for part in data.blend:
-            words += [_number(part.weight)] if len(data.blend) > 1 else []
-            words.append(f"{DATA_DIR}/{part.path}")
+        evaluated = [part for part in data.blend if part.validation]
+        trained = [part for part in data.blend if not part.validation]
+        words += ["--train-data-path" if evaluated else "--data-path", *_mix(trained)]
+        words += ["--valid-data-path", *_mix(evaluated)] if evaluated else []
         words += _flag("data_cache_path", f"{CHECKPOINT_DIR}/{name}/data-cache")
     words += _flag("split", data.split)
     return words + _flags(data, ("dataloader_type", "num_workers"))
+
+
+def _mix(parts: Sequence[BlendPart]) -> list[str]:
+    """Datasets as Megatron lists them: a weight before each, where there are several."""
+    words = []
+    for part in parts:
+        words += [_number(part.weight)] if len(parts) > 1 else []
+        words.append(f"{DATA_DIR}/{part.path}")
+    return words
 
 
 def _collective_timeout(resolved: ResolvedRecipe) -> list[str]:

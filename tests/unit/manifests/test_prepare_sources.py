@@ -48,6 +48,37 @@ def test_the_pods_share_the_sources_by_their_index_and_write_what_the_run_reads(
     assert all(source.output.is_relative_to("/data/prepared") for source in found)
 
 
+def test_a_source_for_validation_alone_is_prepared_and_checked_beside_those_to_train_on(run: Any) -> None:
+    def held_out(spec: Spec) -> None:
+        with_sources(spec)
+        spec["data"]["sources"][1] = {"path": "/data/held-out.parquet", "validation": True}
+
+    built = run("tiny-gpt", held_out).build()
+    own = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["args"]
+    assert not {"--data-path", "--split"} & set(own)
+    trained, evaluated = (own[own.index(flag) + 1] for flag in ("--train-data-path", "--valid-data-path"))
+    words = built.prepare_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    listed = parse_sources(words[words.index("--sources") + 1])
+    assert [str(source.output) for source in listed] == [trained, evaluated]
+    needs = parse_needs(words[words.index("--") + 1 :], None, 1)
+    assert needs is not None
+    assert (needs.weights, needs.validation, needs.split) == ({trained: 1.0}, (evaluated,), "100,0,0")
+
+
+def test_a_dataset_is_the_same_whatever_it_is_used_for(run: Any) -> None:
+    def held_out(spec: Spec) -> None:
+        with_sources(spec)
+        spec["data"]["sources"][1]["validation"] = True
+
+    args = run("tiny-gpt", held_out).build().job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    own = args["containers"][0]["args"]
+    before = blend_of(run("tiny-gpt", with_sources).build())
+    assert (own[own.index("--train-data-path") + 1], own[own.index("--valid-data-path") + 1]) == (
+        before[1],
+        before[3],
+    )
+
+
 def test_recipes_with_the_same_source_have_its_dataset_in_common(run: Any) -> None:
     def other(spec: Spec) -> None:
         with_sources(spec)

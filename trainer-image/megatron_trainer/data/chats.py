@@ -75,8 +75,9 @@ def prepare_chats(
     Raises PreparationError or OSError.
     """
     lines = _load(sources, tokenizer_dir, run)
-    digest = _digest(sources, tokenizer_dir, run)
-    datasets = [_dataset(source, folder, digest) for source in sources]
+    splits = {source.name: _split(source, run) for source in sources}
+    digests = {split: _digest(sources, tokenizer_dir, run, split) for split in set(splits.values())}
+    datasets = [_dataset(source, folder, digests[splits[source.name]]) for source in sources]
     made = _folder(datasets, folder)
     _check_link(sources[0], root, made)
     meter = meter or Meter(log)
@@ -87,12 +88,12 @@ def prepare_chats(
     for dataset in datasets:
         if not dataset.done.is_file():
             repair(dataset, LineEncoder(), lines.line, meter)
-        dataset.finish(partial(_join, dataset, run.split), ".*.jsonl.*")
+        dataset.finish(partial(_join, dataset, splits[dataset.source.name]), ".*.jsonl.*")
     if len(datasets) > 1:
         _concatenate(datasets, made)
     counts = [_counts(dataset) for dataset in datasets]
     total = ChatCounts(*(sum(each) for each in zip(*counts, strict=True)))
-    _check_run(total, run)
+    _check_run(total, run, [source.name for source in sources if source.validation])
     _link(root, made)
     return total
 
@@ -116,11 +117,16 @@ def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatL
         raise sources[0].refuse("format", str(error)) from error
 
 
-def _digest(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> str:
+def _split(source: Source, run: ChatRun) -> str:
+    """Shares of training and validation of a source."""
+    return "0,100" if source.validation else run.split
+
+
+def _digest(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun, split: str) -> str:
     """Digest of all but the files that the lines and their split depend on."""
     files = digest_of_tokenizer(tokenizer_dir, with_template=True)
     what = ["images", "crc32", digest_of_processor(tokenizer_dir)] if _of_images(sources) else ["chats"]
-    depends = [*what, run.seq_length, run.split, run.vocab_size, files]
+    depends = [*what, run.seq_length, split, run.vocab_size, files]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()
 
 
@@ -221,8 +227,11 @@ def _concatenate(datasets: Sequence[Dataset], made: Path) -> None:
     _mark(made, [*(sum(each) for each in zip(*map(_counts, datasets), strict=True)), *sizes])
 
 
-def _check_run(total: ChatCounts, run: ChatRun) -> None:
-    """Raise PreparationError unless a batch of each file is there, and the run repeats no chat too often."""
+def _check_run(total: ChatCounts, run: ChatRun, evaluated: Sequence[str]) -> None:
+    """Raise PreparationError unless a batch of each file is there, and the run repeats no chat too often.
+
+    `evaluated`: names of the sources that are for validation alone.
+    """
     for name, chats in (("training", total.training), ("validation", total.validation)):
         if chats >= run.batch or (name == "validation" and not run.evaluates):
             continue
@@ -230,6 +239,10 @@ def _check_run(total: ChatCounts, run: ChatRun) -> None:
             f"data.split {run.split} leaves {chats:,} chats to {name}, and an iteration takes {run.batch:,}"
         )
         fix = "add chats, or set another data.split or training.globalBatchSize"
+        if evaluated:
+            given = ", ".join(evaluated) if name == "validation" else "the sources without validation"
+            text = f"{given}: {chats:,} chats for {name}, and an iteration takes {run.batch:,}"
+            fix = "add chats, or set another training.globalBatchSize"
         fix += ", or training.evalIters: 0" if name == "validation" else ""
         raise PreparationError(ExitCode.BAD_DATA, f"{text}; {fix}")
     epoch = total.training // run.batch * run.batch

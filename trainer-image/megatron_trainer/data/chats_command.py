@@ -67,6 +67,7 @@ def _sources(text: str, kind: Format, output: Path, store: Store) -> list[Source
                 output,
                 documents=each.get("documents"),
                 store=store,
+                validation=bool(each.get("validation")),
             )
             for number, each in enumerate(json.loads(text))
         ]

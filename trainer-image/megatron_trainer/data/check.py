@@ -5,7 +5,7 @@ never returns where a split that it reads has no document.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import batched, pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from megatron_trainer.data.sources import Source
 
 _BLOCK = 8 << 20
 _SPLITS = ("training", "validation", "test")
+_ALL_TO_TRAIN_ON = "100,0,0"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,9 @@ class Needs:
     split: str
     evaluates: bool
     weights: Mapping[str, float]
-    """Prefix of a dataset -> its weight."""
+    """Prefix of a dataset to train on -> its weight."""
+    validation: Collection[str] = ()
+    """Prefixes of datasets that are only evaluated on. `split` then gives all others to training."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,19 @@ def parse_needs(flags: Sequence[str], vocab_size: int | None, max_epochs: int) -
         else:
             samples = int(values["train-iters"][0]) * int(values["global-batch-size"][0])
         evaluates = int(values.get("eval-iters", ["100"])[0]) > 0
-        words = values["data-path"]
-        pairs = [("1", words[0])] if len(words) == 1 else list(batched(words, 2))
-        weights = {pair[1]: float(pair[0]) for pair in pairs}
+        alone = "valid-data-path" in values
+        weights = _mix(values["train-data-path" if alone else "data-path"])
+        validation = tuple(_mix(values["valid-data-path"])) if alone else ()
     except (KeyError, IndexError, ValueError):
         return None
-    split = values.get("split", ["969,30,1"])[0]
-    return Needs(vocab_size, seq_length, samples, max_epochs, split, evaluates, weights)
+    split = _ALL_TO_TRAIN_ON if alone else values.get("split", ["969,30,1"])[0]
+    return Needs(vocab_size, seq_length, samples, max_epochs, split, evaluates, weights, validation)
+
+
+def _mix(words: Sequence[str]) -> dict[str, float]:
+    """Prefix -> weight, of a list of Megatron's. Raises IndexError and ValueError."""
+    pairs = [("1", words[0])] if len(words) == 1 else list(batched(words, 2))
+    return {pair[1]: float(pair[0]) for pair in pairs}
 
 
 def _values(flags: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -117,6 +126,18 @@ def check_datasets(datasets: Sequence[Prepared], encoder: TokenEncoder, needs: N
         weight = needs.weights.get(str(dataset.source.output))
         if weight:
             _check_samples(dataset, needs, weight / total)
+        elif str(dataset.source.output) in needs.validation:
+            _check_one_sample(dataset, needs.seq_length, 0, dataset.documents, "it")
+
+
+def _check_one_sample(dataset: Prepared, seq_length: int, first: int, last: int, what: str) -> int:
+    """Return the samples in an epoch of documents `first` to `last`. Raises PreparationError for none."""
+    tokens = count_tokens(Path(f"{dataset.prefix}.idx"), first, last)
+    samples = (tokens - 1) // seq_length
+    if samples < 1:
+        problem = f"{what} has {tokens:,} tokens, and a sample has {seq_length + 1:,}"
+        raise dataset.source.refuse("path", f"{problem}; add documents, or set training.seqLength lower")
+    return samples
 
 
 def _check_ids(dataset: Prepared, encoder: TokenEncoder, vocab_size: int) -> None:
@@ -163,12 +184,8 @@ def _check_samples(dataset: Prepared, needs: Needs, share: float) -> None:
     if problem := empty_split(needs, dataset.documents):
         raise source.refuse("path", problem)
     first, last = split_bounds(needs.split, dataset.documents)[0]
-    tokens = count_tokens(Path(f"{dataset.prefix}.idx"), first, last)
-    samples = (tokens - 1) // needs.seq_length
+    samples = _check_one_sample(dataset, needs.seq_length, first, last, "its training split")
     required = -(-needs.samples * share // 1)
-    if samples < 1:
-        problem = f"its training split has {tokens:,} tokens, and a sample has {needs.seq_length + 1:,}"
-        raise source.refuse("path", f"{problem}; add documents, or set training.seqLength lower")
     epochs = -(-required // samples)
     if epochs > needs.max_epochs:
         problem = (

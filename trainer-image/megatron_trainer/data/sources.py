@@ -46,6 +46,8 @@ class Source:
     key: str = "text"
     documents: int | None = None
     store: Store = AWS
+    validation: bool = False
+    """All of it is for validation; of chats, and images and text."""
 
     def refuse(self, setting: str, problem: str, code: ExitCode = ExitCode.BAD_DATA) -> PreparationError:
         """Return the error of one of its settings."""

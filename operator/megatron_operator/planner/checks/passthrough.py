@@ -28,7 +28,7 @@ _OWNED = {
     "mock-data": "spec.data.mockData",
     "data-args-path": "spec.data.blend",
     "split": "spec.data.split",
-    "valid-data-path": "spec.data.split",
+    "valid-data-path": "spec.data.blend[].validation",
     "test-data-path": "spec.data.split",
     "per-split-data-args-path": "spec.data.split",
     "dataloader-type": "spec.data.dataloaderType",

@@ -100,6 +100,29 @@ def test_a_split_without_a_document_or_sample_is_refused_for_megatron_would_neve
     assert (code, message in text) == (ExitCode.BAD_DATA, True), text
 
 
+@pytest.mark.parametrize(("documents", "passes"), [(20, True), (1, False)])
+def test_a_dataset_for_validation_alone_needs_a_sample_and_no_share_of_the_others(
+    documents: int, passes: bool, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(TEXTS[:20]))
+    (tmp_path / "b.jsonl").write_bytes(lines(TEXTS[:documents]))
+    outputs = [str(tmp_path / "out" / f"{name}_text_document") for name in "ab"]
+    entries = [
+        {"path": f"{tmp_path}/{name}.jsonl", "format": "jsonl", "output": output}
+        for name, output in zip("ab", outputs, strict=True)
+    ]
+    words = ["--sources", json.dumps(entries), "--output-dir", str(tmp_path / "out"), "--append-eod"]
+    words += ["--tokenizer-dir", str(tokenizer_dir), "--", "--train-data-path", outputs[0]]
+    words += ["--valid-data-path", outputs[1]]
+    for name, value in (RUN | {"train-iters": "1"}).items():
+        words += [f"--{name}", value] if name != "split" else []
+    code, text, _ = _run(words)
+    assert (code == ExitCode.OK) == passes, text
+    if not passes:
+        assert text.startswith("data.sources[1].path: it has ")
+        assert text.endswith(" and a sample has 65; add documents, or set training.seqLength lower")
+
+
 def test_a_run_that_does_not_evaluate_needs_no_validation(tmp_path: Path, tokenizer_dir: Path) -> None:
     code, text = run(tmp_path, tokenizer_dir, documents=20, train_iters="1", split="99,1,0", eval_iters="0")
     assert code == ExitCode.OK, text
