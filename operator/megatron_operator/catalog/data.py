@@ -7,6 +7,7 @@ from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, shown
+from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import sources
 from megatron_operator.catalog.validation_sets import has_validation_sets
 
@@ -25,6 +26,9 @@ PREPARED_TOKENIZER: Final = {
     "tokenizerType": "HuggingFaceTokenizer",
     "tokenizerModel": f"{DATA_DIR}/tokenizer",
 }
+
+IMPORTED_MODEL: Final = "init.from.huggingFace"
+"""Origin of the tokenizer of a model whose weights are imported."""
 
 
 def validates(split: str) -> bool:
@@ -54,6 +58,19 @@ def set_split(data: dict[str, Any], found: Diagnostics) -> None:
         found.origins["data.split"] = "default"
 
 
+def take_tokenizer(data: dict[str, Any], spec: MegatronRecipeSpec, found: Diagnostics) -> None:
+    """Set the tokenizer of the model whose weights are imported, unless the recipe names one.
+
+    Its ids are those that the weights were trained with. Preparing pods mount the data volume alone.
+    """
+    source = spec.init.source.hugging_face if spec.init and spec.init.source else None
+    asked = spec.data is not None and (spec.data.tokenizer is not None or spec.data.mock_data)
+    if source is None or asked or not source.path.startswith(f"{DATA_DIR}/"):
+        return
+    data["tokenizer"] = PREPARED_TOKENIZER | {"tokenizerModel": source.path}
+    found.origin("data.tokenizer", IMPORTED_MODEL)
+
+
 def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostics) -> None:
     """Fill in what `prepare` or `mockData` determine: blend, tokenizer, vocabulary.
 
@@ -74,7 +91,7 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
         if _is_overridden("data.blend", origin, origins):
             data["blend"] = [{"path": f"{prepare.get('name', 'corpus')}_text_document", "weight": 1.0}]
             origins["data.blend"] = "data.prepare"
-        if _is_overridden("data.tokenizer", origin, origins):
+        if origins.get("data.tokenizer") not in (origin, IMPORTED_MODEL):
             data["tokenizer"] = dict(PREPARED_TOKENIZER)
             data["prepare"] = prepare = {"tokenizerVocabSize": DEFAULT_VOCABULARY} | prepare
             origins["data.tokenizer"] = "data.prepare"

@@ -108,6 +108,8 @@ def resolve_for_planning(
         published = _catalog_layers(entry, spec, catalog, profile, accelerator, found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
     performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
+    if entry is None or entry.engine == "megatron":
+        data.take_tokenizer(merged["data"], spec, found)
     _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
         if entry.fine_tunes:

@@ -53,8 +53,20 @@ def length(plan: Plan) -> str | None:
 
 
 def month_count(plan: Plan, seconds: float) -> int:
-    """Whole pods' accelerators that make a run of `seconds` a month, at the same speed per accelerator."""
-    return math.ceil(plan.nodes * seconds / (MONTH_DAYS * DAY)) * plan.per_node
+    """Whole pods' accelerators that make a run of `seconds` a month, at the same speed per accelerator.
+
+    The least number of pods over which the batch can be divided, if one is below twice as many as needed.
+    """
+    needed = math.ceil(plan.nodes * seconds / (MONTH_DAYS * DAY))
+    fitting = (pods for pods in range(needed, 2 * needed) if _takes(plan, pods * plan.per_node))
+    return next(fitting, needed) * plan.per_node
+
+
+def _takes(plan: Plan, count: int) -> bool:
+    """Whether the layout and the global batch of a plan can be divided over `count` accelerators."""
+    dims = ParallelDims.of_plan(plan)
+    ranks, rest = divmod(count, dims.tp * dims.pp * dims.cp)
+    return rest == 0 and plan.global_batch_size % (ranks * plan.micro_batch_size) == 0
 
 
 def _least_batch(plan: Plan, count: int) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.manifests import (
     compute_domain,
@@ -16,6 +16,7 @@ from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.network_policy import network_policy
+from megatron_operator.manifests.own_folders import own_folder_errors
 from megatron_operator.manifests.pod import image_errors, template
 from megatron_operator.manifests.storage import storage
 from megatron_operator.planner import PlannedRun, bridge
@@ -76,9 +77,9 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     """Objects of an admitted recipe; `uid` is that of its MegatronRecipe.
 
     With `require_checkpoint` a start without a usable checkpoint fails; for runs that are known to have one.
-    Raises InvalidRecipeError for a recipe that is not started or would start from itself, and if the image, a
-    volume size or, with engine `bridge`, what the run starts from is missing, a variable is reserved, or the
-    name is too long for the kind of job.
+    Raises InvalidRecipeError for a recipe that is not started, would start from itself or export into its
+    own folders, and if the image, a volume size or, with engine `bridge`, what the run starts from is
+    missing, a variable is reserved, or the name is too long for the kind of job.
     """
     resolved, plan = run.resolved, run.plan
     if not resolved.starts:
@@ -87,9 +88,8 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         raise InvalidRecipeError(missing)
     if missing := convert.image_errors(resolved):
         raise InvalidRecipeError(missing)
-    if resolved.init.source is not None and resolved.init.source.recipe == run.name:
-        fix = "name another recipe; a run continues from its own checkpoints by itself"
-        raise InvalidRecipeError([FieldError("spec.init.from.recipe", "is this recipe itself", fix)])
+    if taken := list(own_folder_errors(run.name, resolved)):
+        raise InvalidRecipeError(taken)
     owner = Owner(run.name, run.namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
     queue = resolved.scheduling.queue

@@ -280,6 +280,33 @@ def test_a_tokenizer_that_is_named_is_used_to_prepare(resolve: Resolve) -> None:
     assert resolved.model.vocab_size == 1000
 
 
+IMPORTED = {"from": {"huggingFace": {"path": "/data/model"}}}
+
+
+@pytest.mark.parametrize(
+    ("data", "tokenizer"),
+    [
+        ({"blend": [{"path": "web"}]}, "/data/model"),
+        ({"prepare": {"source": "/text"}}, "/data/model"),
+        ({"blend": [{"path": "web"}], "tokenizer": {"tokenizerType": "HuggingFaceTokenizer"}}, None),
+        (
+            {
+                "blend": [{"path": "web"}],
+                "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/own"},
+            },
+            "/data/own",
+        ),
+    ],
+)
+def test_weights_that_are_imported_bring_their_tokenizer_unless_the_recipe_names_one(
+    data: dict[str, Any], tokenizer: str | None, resolve: Resolve
+) -> None:
+    resolved = resolve(recipe="small-1", init=IMPORTED, data={"volume": {"claimName": "c"}, **data})
+    assert resolved.data.tokenizer is not None
+    assert resolved.data.tokenizer.tokenizer_model == tokenizer
+    assert resolved.model.vocab_size == 1000, "none is trained"
+
+
 def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
     tokenizer = resolve(recipe="small-1").data.tokenizer
     assert tokenizer is not None

@@ -19,11 +19,41 @@ def plan(*words: str) -> dict[str, float]:
 
 
 def test_the_second_line_has_the_length_of_the_run_and_the_count_for_a_month() -> None:
-    days = plan(*LLAMA)["runSeconds"] / 86400
-    count = -(-days * 8 // 30) * 8
+    found = plan(*LLAMA)
+    days = found["runSeconds"] / 86400
+    needed = int(-(-days * 8 // 30) * 8)
     line = megatron("plan", *LLAMA).stdout.splitlines()[1]
     assert f"whole run   {days / 365.25:.1f} years without interruptions" in line
+    sharing = found["tensorModelParallelSize"] * found["pipelineModelParallelSize"]
+    sharing *= found["contextParallelSize"]
+
+    def takes(count: int) -> bool:
+        return (
+            count % sharing == 0
+            and found["globalBatchSize"] * sharing % (count * found["microBatchSize"]) == 0
+        )
+
+    count = next((count for count in range(needed, 2 * needed, 8) if takes(count)), needed)
     assert f"for 30 days take about {count:,.0f} GPUs" in line
+
+
+@pytest.mark.parametrize("recipe", ["llama3-70b", "llama3-8b", "mixtral-8x22b"])
+def test_the_count_for_a_month_is_one_that_the_batch_takes(recipe: str) -> None:
+    words = (
+        "--recipe",
+        recipe,
+        "--gpus",
+        "64",
+        "--accelerator",
+        "h100-sxm",
+        "--set",
+        "training.trainTokens=15T",
+    )
+    words += ("--set", "training.globalBatchSize=8192")
+    line = megatron("plan", *words).stdout.splitlines()[1]
+    count = line.partition("take about ")[2].split()[0].replace(",", "")
+    planned = megatron("plan", *words[:3], count, *words[4:], "-o", "json")
+    assert planned.exit_code == 0, planned.stdout
 
 
 def test_a_run_of_hours_has_no_other_count() -> None:

@@ -25,6 +25,10 @@ LOW_MFU = 0.1
 
 _LONGEST_LOSS = 3600.0
 """Seconds of training that a failure may repeat before more frequent checkpoints are proposed."""
+_STEP_OF_FORWARDS = 3
+"""Work of a step in forward passes: a backward pass is two."""
+_LONG_EVALUATIONS = 0.1
+"""Share of the time of training above which evaluations are named."""
 
 
 def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
@@ -175,7 +179,7 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 def suggestions(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """Settings to try that would not fix a mistake."""
-    return [*_smaller_formats(resolved), *_rarely_saved(resolved, plan)]
+    return [*_smaller_formats(resolved), *_rarely_saved(resolved, plan), *_long_evaluations(resolved)]
 
 
 def _smaller_formats(resolved: ResolvedRecipe) -> list[str]:
@@ -197,6 +201,20 @@ def _rarely_saved(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return [
         f"checkpoint.saveInterval {every}: a failure makes the run repeat up to {duration(lost)} of training;"
         f" {shorter} would save every {duration(shorter * step)}"
+    ]
+
+
+def _long_evaluations(resolved: ResolvedRecipe) -> list[str]:
+    """Evaluations that take long beside the training between them."""
+    training = resolved.training
+    if not training.eval_iters or not training.eval_interval:
+        return []
+    share = training.eval_iters / _STEP_OF_FORWARDS / training.eval_interval
+    if share <= _LONG_EVALUATIONS:
+        return []
+    return [
+        f"evaluations take about {share:.0%} of the time of training, which is not part of the estimate:"
+        f" training.evalIters {training.eval_iters:,} batches every evalInterval {training.eval_interval:,}"
     ]
 
 
