@@ -22,6 +22,8 @@ TOKENIZERS_OF_FILES: Final = (
     TIKTOKEN,
 )
 """Types that `data.sources` are prepared with besides HuggingFaceTokenizer; their models are files."""
+_OF_A_MODEL: Final = ("HuggingFaceTokenizer", *TOKENIZERS_OF_FILES)
+"""Types that read `tokenizerModel`."""
 PREPARED_TOKENIZER: Final = {
     "tokenizerType": "HuggingFaceTokenizer",
     "tokenizerModel": f"{DATA_DIR}/tokenizer",
@@ -114,8 +116,18 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
             "GPT2BPETokenizer downloads gpt2 from the model hub even with vocabFile and mergeFile; without"
             " internet access in the pods use HuggingFaceTokenizer with a directory on the data volume"
         )
+    _note_hub_name(data.get("tokenizer") or {}, found)
     set_split(data, found)
     _check(data, found)
+
+
+def _note_hub_name(tokenizer: Mapping[str, Any], found: Diagnostics) -> None:
+    kind, model = tokenizer.get("tokenizerType"), tokenizer.get("tokenizerModel")
+    if kind == PREPARED_TOKENIZER["tokenizerType"] and model is not None and not model.startswith("/"):
+        found.note(
+            f"data.tokenizer.tokenizerModel {shown(model)} is a name on the model hub, which trainers do not"
+            ' ask unless env has HF_HUB_OFFLINE: "0"; else the image must have it in its cache'
+        )
 
 
 def _complete_sources(data: dict[str, Any], found: Diagnostics) -> None:
@@ -212,6 +224,10 @@ def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
     if not data.get("tokenizer", {}).get("tokenizerType"):
         fix = "set it, for example HuggingFaceTokenizer with tokenizerModel: /data/tokenizer"
         found.error("spec.data.tokenizer.tokenizerType", "is not set", fix)
+    elif data["tokenizer"]["tokenizerType"] in _OF_A_MODEL and not data["tokenizer"].get("tokenizerModel"):
+        message = f"is not set, and {data['tokenizer']['tokenizerType']} reads it"
+        fix = f"name its directory or file on the data volume, for example {DATA_DIR}/tokenizer"
+        found.error("spec.data.tokenizer.tokenizerModel", message, fix)
 
 
 def _prefix_errors(path: str, field: str) -> Iterator[FieldError]:

@@ -288,7 +288,6 @@ IMPORTED = {"from": {"huggingFace": {"path": "/data/model"}}}
     [
         ({"blend": [{"path": "web"}]}, "/data/model"),
         ({"prepare": {"source": "/text"}}, "/data/model"),
-        ({"blend": [{"path": "web"}], "tokenizer": {"tokenizerType": "HuggingFaceTokenizer"}}, None),
         (
             {
                 "blend": [{"path": "web"}],
@@ -305,6 +304,21 @@ def test_weights_that_are_imported_bring_their_tokenizer_unless_the_recipe_names
     assert resolved.data.tokenizer is not None
     assert resolved.data.tokenizer.tokenizer_model == tokenizer
     assert resolved.model.vocab_size == 1000, "none is trained"
+
+
+@pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TikTokenizer"])
+def test_a_tokenizer_without_its_model_is_refused(kind: str, refusal: Refusal) -> None:
+    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": {"tokenizerType": kind}}
+    refused = refusal(recipe="small-1", data=data)["spec.data.tokenizer.tokenizerModel"]
+    assert f": is not set, and {kind} reads it; name its directory" in refused
+
+
+def test_a_tokenizer_of_the_hub_has_a_note(resolve: Resolve) -> None:
+    tokenizer = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "meta-llama/Llama-3.1-8B"}
+    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": tokenizer}
+    assert any("is a name on the model hub" in note for note in resolve(recipe="small-1", data=data).notes)
+    data["tokenizer"] = tokenizer | {"tokenizerModel": "/data/llama"}
+    assert not any("model hub" in note for note in resolve(recipe="small-1", data=data).notes)
 
 
 def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
