@@ -57,6 +57,10 @@ def resolve_length(training: Training, found: Diagnostics) -> None:
         if total > MOST_TOKENS:
             found.error("spec.training.trainTokens", f"{amount} is above 10^18 tokens", "set fewer")
             return
+        if total == 0:
+            fix = "set more, for example 15T; a test of the set-up is trainIters: 10"
+            found.error("spec.training.trainTokens", f"{amount} trains nothing", fix)
+            return
         per_unit = seq_length if unit == "Samples" else seq_length * batch
         training[f"train{unit}"] = max(1, total // per_unit)
         found.note(

@@ -33,7 +33,7 @@ _LONG_EVALUATIONS = 0.1
 
 def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for combinations with flags of `megatronArgs` that fail an assertion of Megatron."""
-    args, errors = resolved.megatron_args, _local_errors(resolved)
+    args, errors = resolved.megatron_args, [*_local_errors(resolved), *_decay_errors(resolved)]
     for flag in ("use-megatron-fsdp", "use-torch-fsdp2"):
         if args.get(flag):
             errors.append(
@@ -175,6 +175,17 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         )
     notes += _short_hang_timeout(resolved, plan)
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
+
+
+def _decay_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Adam divides by 1 less a power of its decays."""
+    training = resolved.training
+    decays = {"adamBeta1": training.adam_beta1, "adamBeta2": training.adam_beta2}
+    return [
+        FieldError(f"spec.training.{name}", "1 makes Adam divide by zero", "set less, for example 0.95")
+        for name, value in decays.items()
+        if value == 1
+    ]
 
 
 def suggestions(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
