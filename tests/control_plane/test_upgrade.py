@@ -20,7 +20,7 @@ from testkit.kubectl import ROOT
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
-from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.conftest import PLATFORM, STORAGE_CLASS
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.pod_per_job import COMPLETED, QUEUE
 from tests.control_plane.world import World
@@ -235,7 +235,22 @@ def test_a_recipe_of_the_newer_version_trains_on_with_the_release_and_the_newer_
     """
     world = with_release
     versions.upgrade()
-    world.apply("run", api_version=API_VERSION)
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    world.api.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "corpus", "namespace": world.namespace},
+            "spec": claim | {"storageClassName": STORAGE_CLASS},
+        }
+    )
+    # The API server adds defaults to each entry of a list.
+    data = {
+        "volume": {"claimName": "corpus"},
+        "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"},
+        "blend": [{"path": "web_text_document"}, {"path": "code_text_document", "weight": 2}],
+    }
+    world.apply("run", api_version=API_VERSION, data=data)
     world.train("run", 60, checkpoint=50)
     versions.roll_back_with_this_crd()
     world.train("run", 70, checkpoint=60)

@@ -50,7 +50,9 @@ _TODAY: Final = {
     "model.numAttentionHeads": "numHeads attentionHeads",
     "model.numQueryGroups": "numKeyValueHeads numKvHeads kvHeads groupQueryAttention",
     "model.kvChannels": "headDim",
-    "model.swiglu: true, or leave it out for GELU": "activation activationFunction hiddenAct activationFunc",
+    "model.swiglu: true, squaredRelu or quickGeglu, or leave them out for GELU": (
+        "activation activationFunction hiddenAct activationFunc"
+    ),
     "model.rotaryBase": "ropeTheta rotaryEmbeddingBase",
     "model.normEpsilon": "rmsNormEps layernormEpsilon layerNormEps",
     "model.numExperts": "numLocalExperts numMoeExperts moeNumExperts",
@@ -61,6 +63,9 @@ _TODAY: Final = {
     "accelerator.type": "gpuType gpu acceleratorType",
     "accelerator.perNode": "gpusPerNode nprocPerNode devices",
     "data.blend": "dataPath dataPrefix datasets",
+    "data.blend: an entry with validation: true": (
+        "validDataPath validationDataPath validationData evalDataPath validationDataset evalDataset"
+    ),
     "data.tokenizer.tokenizerModel": "tokenizerPath tokenizerName",
     "data.datasetRoot": "sftDataset datasetDir",
     "data.examples: chat": "chat chatData",

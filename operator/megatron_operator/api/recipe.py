@@ -90,7 +90,7 @@ class BlendPart(ApiModel):
     """Prefix of the `.bin`/`.idx` pair, relative to the data volume."""
     weight: Weight = 1.0
     """Share in the mix; need not add up to 1."""
-    validation: bool = False
+    validation: bool | None = None
     """Only evaluate on it; `weight` is its share in each evaluation. All else is for training then."""
 
 
@@ -110,7 +110,7 @@ class SourceSpec(ApiModel):
     """Take only the first documents; default all."""
     weight: Weight = 1.0
     """Share in the mix; need not add up to 1."""
-    validation: bool = False
+    validation: bool | None = None
     """Only evaluate on it; `weight` is its share in each evaluation. All else is for training then."""
 
 

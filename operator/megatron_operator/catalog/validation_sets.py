@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.errors import FieldError, shown
 
 
 def listed(data: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
@@ -29,6 +29,11 @@ def validation_set_errors(
     if not chosen:
         return
     at = f"spec.data.{name}"
+    trained = {entry.get("path") for entry in entries if not entry.get("validation")}
+    for number in chosen:
+        if entries[number].get("path") in trained:
+            message = f"{shown(entries[number]['path'])} is trained on too: its loss is no validation"
+            yield FieldError(f"{at}[{number}].path", message, "name another dataset, or leave this entry out")
     if len(chosen) == len(entries):
         yield FieldError(at, "all are for validation alone", "list at least one to train on")
     if split_asked:

@@ -41,7 +41,14 @@ class Kubectl:
     def patch_recipe(self, name: str, patch: Object) -> None:
         """Apply a JSON merge patch to a MegatronRecipe. Raises CommandError with the API server's message."""
         words = ["patch", RECIPES, name, "--type=merge", "--patch", json.dumps(patch)]
-        self._run(words, f"recipe {name}")
+        try:
+            self._run(words, f"recipe {name}", whole_message=True)
+        except CommandError as error:
+            message = error.errors[0].message
+            if message.startswith("(Forbidden)"):
+                fix = f"ask for the right to patch {PLURAL}: kubectl auth can-i patch {PLURAL}"
+                raise CommandError(f"recipe {name}", message, fix) from None
+            raise
 
     def recipes(self, *, all_namespaces: bool = False) -> list[Object]:
         """All MegatronRecipes of the namespace, or of all. Raises CommandError."""
@@ -105,17 +112,18 @@ class Kubectl:
         printed = self._run([*arguments, "--output", "json"], what)
         return json_documents.loads(printed) if nothing is None or printed.strip() else nothing
 
-    def _run(self, arguments: Sequence[str], what: str) -> str:
-        """What kubectl prints. Raises CommandError with the last line of its errors."""
+    def _run(self, arguments: Sequence[str], what: str, *, whole_message: bool = False) -> str:
+        """What kubectl prints. Raises CommandError with the last line of its errors, or with all of them."""
         done = subprocess.run(
             [*self._command(), *arguments], capture_output=True, text=True, errors="replace", check=False
         )
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"kubectl exited with {done.returncode}"]
             unreachable = any(text in lines[-1] for text in _UNREACHABLE)
+            message = " ".join(lines) if whole_message else lines[-1]
             raise CommandError(
                 what,
-                lines[-1].removeprefix("Error from server "),
+                message.removeprefix("Error from server "),
                 _CHOOSE_CLUSTER if unreachable else _CHOOSE_RECIPE,
             )
         return done.stdout

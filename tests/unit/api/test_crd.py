@@ -86,6 +86,13 @@ def test_no_field_of_the_status_is_required_or_has_a_default() -> None:
             assert "required" not in node, path
 
 
+def test_a_stored_blend_gets_no_field_that_version_0_2_0_does_not_know() -> None:
+    """After a rollback with this CRD 0.2.0 reads it, and refuses unknown fields."""
+    spec = schema()["properties"]["spec"]
+    entry = spec["properties"]["data"]["properties"]["blend"]["items"]["properties"]
+    assert {name for name, node in entry.items() if "default" in node} <= {"weight"}
+
+
 def test_defaults_are_set_on_the_stored_object() -> None:
     recovery = schema()["properties"]["spec"]["properties"]["recovery"]
     assert recovery["default"] == {}

@@ -68,6 +68,7 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ("training", "rank", "set spec.peft.dim"),
         ("data", "tokenizr", "did you mean `tokenizer`?"),
         ("recovery", "hangTimeot", "did you mean `hangTimeout`?"),
+        ("data", "validDataPath", "set spec.data.blend: an entry with validation: true"),
         ("accelerator", "numNodes", "set spec.accelerator.count: the accelerators of all nodes"),
         (
             "parallelism",
@@ -79,7 +80,11 @@ def errors(section: str, name: str, value: Any) -> list[str]:
             "gradientAccumulationSteps",
             "leave it out: it follows from globalBatchSize, microBatchSize and the data-parallel size",
         ),
-        ("model", "activation", "set spec.model.swiglu: true, or leave it out for GELU"),
+        (
+            "model",
+            "activation",
+            "set spec.model.swiglu: true, squaredRelu or quickGeglu, or leave them out for GELU",
+        ),
         ("training", "colour", "leave it out; other Megatron flags go below spec.megatronArgs"),
     ],
 )

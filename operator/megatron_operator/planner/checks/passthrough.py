@@ -30,7 +30,7 @@ _OWNED = {
     "split": "spec.data.split",
     "valid-data-path": "spec.data.blend[].validation",
     "test-data-path": "spec.data.split",
-    "per-split-data-args-path": "spec.data.split",
+    "per-split-data-args-path": "spec.data.blend[].validation",
     "dataloader-type": "spec.data.dataloaderType",
     "num-workers": "spec.data.numWorkers",
     "tokenizer-type": "spec.data.tokenizer.tokenizerType",
@@ -69,6 +69,10 @@ _REFUSED = {
     "skip-train": "trains nothing, and the run would be reported complete",
     "tensorboard-queue-size": "is for a writer of Megatron that the trainer replaces (spec.tracking)",
     "wandb-save-dir": "is wandb beside the checkpoints for every run (spec.tracking.wandb)",
+    "multiple-validation-sets": (
+        "reports the loss of each set apart, and status and best checkpoint know one: entries of"
+        " data.blend and data.sources with validation are mixed by their weights"
+    ),
     "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",
 }
 """Flag -> why it is not taken."""
