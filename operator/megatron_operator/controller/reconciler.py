@@ -218,6 +218,10 @@ class Reconciler:
         if status.ended and not edited:
             self._poller.forget(status.key)
             return clean_up(status, snapshot)
+        if status.suspended and job is None and status.phase == Phase.SUCCEEDED:
+            # Its job has expired: nothing is left to suspend, and nothing is to be done again.
+            status.observe_generation()
+            return DONE
         if status.suspended and phase is not JobPhase.SUCCEEDED:
             return await self._suspend(status, snapshot)
         if job is not None and not edited:
@@ -267,7 +271,7 @@ class Reconciler:
 
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete job and pods. The plan is only made once they are gone, so that it cannot prevent it."""
-        self._supervisor.suspended(status.key)
+        self._supervisor.gives_up_pods(status.key)
         if (ending := end_suspended_pods(status, snapshot)) is not None:
             return ending
         desired = await self._planner.plan(status, running=False)
@@ -288,7 +292,7 @@ class Reconciler:
 
     async def _replace(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete the job of an earlier generation; the next reconcile creates the new one."""
-        self._poller.forget(status.key)
+        self._supervisor.gives_up_pods(status.key)
         update_iteration(status, snapshot)
         set_job_replaced(status)
         if not is_deleting(snapshot.existing_job):

@@ -114,7 +114,7 @@ class Supervisor:
             return result.within(recheck_delay(status, snapshot), "pods may change without an event")
         return result
 
-    def suspended(self, key: RecipeKey) -> None:
+    def gives_up_pods(self, key: RecipeKey) -> None:
         """The run gives up its pods, and the places that were kept free for it."""
         self._poller.forget(key)
         self._capacity.give_up_places(key)

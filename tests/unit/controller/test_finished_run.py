@@ -1,6 +1,7 @@
 """The operator over a simulated cluster: `ttlSecondsAfterFinished` of runs that end."""
 
 import pytest
+from megatron_operator.controller.capacity_finder import CapacityFinder
 
 from tests.unit.controller.simulated_cluster import TOTAL
 from tests.unit.controller.simulated_run import CLAIM, Run
@@ -36,3 +37,33 @@ def test_a_finished_run_that_is_made_longer_starts_again_without_its_job(trainin
     run.cluster.succeeded = False
     run.edit(checkpoint=run.api.recipe["spec"]["checkpoint"] | {"saveInterval": 77})
     run.until(lambda: run.cluster.job is not None)
+
+
+@pytest.mark.parametrize("edit", [{"suspend": True}, {"env": {"DEBUG": "1"}}])
+def test_a_run_that_is_suspended_or_whose_job_is_replaced_keeps_no_places(
+    edit: dict[str, object], training_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = []
+    monkeypatch.setattr(CapacityFinder, "give_up_places", lambda _, key: given_up.append(key))
+    job = training_run.cluster.job
+    training_run.edit(**edit)
+    training_run.until(lambda: training_run.cluster.job is not job)
+    assert given_up
+
+
+def test_a_finished_run_without_its_job_stays_finished_while_it_is_suspended_and_after(
+    training_run: Run,
+) -> None:
+    run = training_run
+    run.edit(ttlSecondsAfterFinished=0)
+    run.cluster.iteration = TOTAL - 5
+    run.until(lambda: run.status["phase"] == "Succeeded" and run.cluster.job is None)
+    for suspend in (True, False):
+        run.edit(suspend=suspend)
+        generation = run.api.recipe["metadata"]["generation"]
+        run.until(lambda generation=generation: run.status["observedGeneration"] == generation)
+        for _ in range(20):
+            run.cluster.pass_time(1)
+            run.operator.reconcile()
+        assert run.status["phase"] == "Succeeded"
+        assert run.cluster.job is None, "it is not trained again"

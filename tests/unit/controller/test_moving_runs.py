@@ -99,13 +99,13 @@ def test_the_place_of_a_run_that_moves_is_taken_until_it_has_arrived() -> None:
     asyncio.run(scenario())
 
 
-def test_the_place_of_a_run_that_is_suspended_is_free_for_others() -> None:
+def test_the_place_of_a_run_that_gives_up_its_pods_is_free_for_others() -> None:
     async def scenario() -> None:
         one, two = await two_runs()
         assert await one.may_move()
         assert one.move()
         unused: Any = Silent()
-        Supervisor(unused, one.finder, unused).suspended(one.status.key)
+        Supervisor(unused, one.finder, unused).gives_up_pods(one.status.key)
         assert await two.may_move()
 
     asyncio.run(scenario())

@@ -15,6 +15,7 @@ import argparse
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -259,7 +260,9 @@ def build(options: PrepareOptions) -> PreparationResult:
     import torch
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    part = options.data.with_name(f".{options.data.name}.{os.getpid()}")
+    from megatron_trainer.data.shards import temporary
+
+    part = temporary(options.data)
     builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(tokenizer.get_vocab_size()))
     count = tokens = 0
     started = logged_at = time.monotonic()
@@ -285,7 +288,7 @@ def build(options: PrepareOptions) -> PreparationResult:
         sizes.append(path.stat().st_size)
         path.replace(Path(f"{options.data}{suffix}"))
     result = PreparationResult(count, tokens, tokenizer.get_vocab_size(), str(options.data), *sizes)
-    mark = options.marker.with_name(f".{options.marker.name}.{os.getpid()}")
+    mark = temporary(options.marker)
     mark.write_text(json.dumps({"settings": options.settings(), "result": result.to_json()}, indent=2) + "\n")
     mark.replace(options.marker)
     return result
@@ -360,8 +363,17 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
     return ExitCode.OK, text, result
 
 
+def terminate(_signal: int, _frame: object) -> NoReturn:
+    """Handle SIGTERM, which the first process of a container ignores without a handler: end at once.
+
+    An edited recipe may have another pod prepare by now.
+    """
+    sys.exit(int(ExitCode.TERMINATED))
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Prepare the corpus and exit with a code of the contract, with the result on the termination log."""
+    signal.signal(signal.SIGTERM, terminate)
     name_secret_variables()
     code, message, result = _run(sys.argv[1:] if argv is None else argv)
     message = scrub(message)

@@ -5,12 +5,12 @@ The directory is what Megatron's HuggingFaceTokenizer loads offline: `tokenizer.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from megatron_trainer.data.shards import temporary
 from megatron_trainer.errors import TrainerError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -49,9 +49,9 @@ def train(texts: Iterator[str], vocabulary: int, directory: Path) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    new = temporary(path)
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 def exists(directory: Path) -> bool:

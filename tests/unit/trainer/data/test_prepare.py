@@ -2,6 +2,8 @@
 and reader."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -166,6 +168,23 @@ def test_the_command_exits_with_a_code_and_a_one_line_message(
     assert termination["exitCode"] == code
     assert termination["message"].startswith(message)
     assert "Traceback" not in capsys.readouterr().err
+
+
+ENDLESS = """
+import time
+from megatron_trainer.data import prepare
+prepare._run = lambda argv: (print("prepares", flush=True), time.sleep(600))
+prepare.main([])
+"""
+
+
+def test_a_pod_that_is_deleted_ends_at_once() -> None:
+    """The first process of a container ignores SIGTERM without a handler, and would write on for 30 s."""
+    pod = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, text=True)
+    assert pod.stdout is not None
+    assert pod.stdout.readline() == "prepares\n"
+    pod.terminate()
+    assert pod.wait() == ExitCode.TERMINATED
 
 
 def test_without_a_matching_file_the_globs_are_named(source: Path) -> None:
