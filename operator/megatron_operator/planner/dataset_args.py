@@ -6,15 +6,8 @@ from megatron_contract.bridge_run import BridgeRun
 
 _FLAGS: Final = frozenset(
     (
-        *(
-            "seq-length",
-            "seed",
-            "split",
-            "data-path",
-            "train-data-path",
-            "valid-data-path",
-            "data-cache-path",
-        ),
+        *("seq-length", "seed", "split", "data-cache-path"),
+        *("data-path", "train-data-path", "valid-data-path"),
         *("train-iters", "train-samples", "global-batch-size", "step-batch-size-schedule"),
         *("eval-iters", "eval-interval", "eval-global-batch-size", "start-eval-at-iter", "skip-train"),
         *("full-validation", "multiple-validation-sets", "phase-transition-iterations"),
