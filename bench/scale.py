@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from bench.scale_cluster import control_plane
-from bench.scale_measure import bare_kopf, this_operator, training_operator_alone
+from bench.scale_measure import bare_kopf, restart_alone, this_operator, training_operator_alone
 from bench.scale_report import PAGE, Found, Scale, page, section, table
 
 SYSTEMS: Final = ("training-operator", "kopf", "operator")
+RESTART: Final = "restart"
+"""This operator's restart alone, which more runs can be measured with."""
 
 
 def measure(scale: Scale, systems: list[str], seconds: float, folder: Path) -> Found:
@@ -28,6 +30,8 @@ def measure(scale: Scale, systems: list[str], seconds: float, folder: Path) -> F
                 found.training_operator = training_operator_alone(bench, scale.recipes)
             elif system == "kopf":
                 found.kopf = bare_kopf(bench, scale.recipes)
+            elif system == RESTART:
+                found.restart = restart_alone(bench, scale.recipes)
             else:
                 found.operator = this_operator(bench, scale.recipes, seconds)
     return found
@@ -39,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--recipes", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=200, help="with 8 GPUs each; a recipe takes 4 GPUs")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the steady state")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, RESTART], default=list(SYSTEMS))
     parser.add_argument("--logs", type=Path, help="directory for logs; default: a temporary one")
     parser.add_argument("--write", action="store_true", help=f"write the table to docs/{PAGE.name}")
     options = parser.parse_args(argv)

@@ -206,9 +206,11 @@ def control_plane(nodes: int, folder: Path) -> Iterator[Bench]:
         cluster.down()
 
 
-def volume(name: str) -> Object:
-    """A volume for one run's checkpoints."""
-    return fake_volume(f"bench-{name}", STORAGE_CLASS)
+def volume(run: str) -> Object:
+    """A volume for one run's checkpoints, reserved for its claim, as an administrator would make it."""
+    made = fake_volume(f"bench-{run}", STORAGE_CLASS)
+    made["spec"]["claimRef"] = {"namespace": NAMESPACE, "name": f"{run}-checkpoints"}
+    return made
 
 
 def recipe(name: str) -> Object:
@@ -222,6 +224,8 @@ def recipe(name: str) -> Object:
             "accelerator": {"count": 4, "perNode": 2},
             "parallelism": {"tensorModelParallelSize": 2},
             "data": {"mockData": True},
+            # Runs stand still on purpose while a restart is measured.
+            "recovery": {"hangTimeout": "1h"},
         },
     }
 

@@ -98,8 +98,8 @@ class FakePods:
         return await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=4096)
 
     def freeze(self) -> None:
-        """All runs stand still from now on."""
-        self._frozen = time.time()
+        """All runs stand still from now on, if they do not yet."""
+        self._frozen = self._frozen or time.time()
 
     def move(self) -> None:
         """All runs go on."""

@@ -71,6 +71,8 @@ _AS_ASKED: Final = Retry(
 """As each client of Kubernetes: an API server that is busy, or prepares a new custom resource, answers 429,
 and when to ask again."""
 
+_TABLE: Final = "application/json;as=Table;g=meta.k8s.io;v=v1"
+
 
 class Api:
     """Reads and writes objects as plain dicts."""
@@ -78,7 +80,7 @@ class Api:
     def __init__(self, kubeconfig: Path) -> None:
         """Connects with the credentials of `kubeconfig`."""
         self._client = config.new_client_from_config(config_file=str(kubeconfig))  # type: ignore[no-untyped-call]
-        self._headers: dict[str, str] = {"Accept": "application/json"}
+        self._headers: dict[str, str] = {}
         self._client.update_params_for_auth(self._headers, [], ["BearerToken"], "", "GET", None)
         self.server = str(self._client.configuration.host)
         self.ca_file = str(self._client.configuration.ssl_ca_cert)
@@ -89,6 +91,7 @@ class Api:
         path: str,
         body: Any = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         **query: str,
     ) -> Any:
         """The decoded JSON answer; an empty dict where there is none.
@@ -100,7 +103,7 @@ class Api:
             method,
             url,
             body=None if body is None else json.dumps(body),
-            headers=self._headers | {"Content-Type": content_type},
+            headers=self._headers | {"Accept": accept, "Content-Type": content_type},
             timeout=30,
             retries=_AS_ASKED,
         )
@@ -133,6 +136,13 @@ class Api:
         found = self.find(kind, namespace, name)
         assert found is not None, f"{kind} {namespace}/{name} does not exist"
         return found
+
+    def column(self, kind: str, namespace: str | None, name: str) -> list[Any]:
+        """A column of what `kubectl get` prints, for all objects of a kind; costs less than their list."""
+        path = self.path(kind, namespace)
+        table = self.request("GET", path, accept=_TABLE, includeObject="None", resourceVersion="0")
+        index = [column["name"] for column in table["columnDefinitions"]].index(name)
+        return [row["cells"][index] for row in table["rows"]]
 
     def list(self, kind: str, namespace: str | None = None, **query: str) -> list[Object]:
         """All objects of a kind that match the query, for example `labelSelector`. Raises ApiError."""
