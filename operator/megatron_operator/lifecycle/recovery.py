@@ -64,6 +64,9 @@ STARTING_RECHECK: Final = 3.0
 SLOW_RECHECK: Final = 15.0
 """Seconds between two checks of a complete gang that does not run yet, which the watch of pods follows, and
 of any gang that has been in its state for `RECENT` seconds."""
+SLOWEST_RECHECK: Final = 60.0
+"""The same of a complete gang that has waited for ten times as long: hundreds of them wait in a full
+cluster."""
 GATED_SECONDS: Final = 60.0
 """Age of a pod that still has the scheduling gate of its gang, from which it is replaced."""
 RECENT: Final = 60.0
@@ -220,11 +223,14 @@ def recheck_delay(status: StatusBuilder, snapshot: RunSnapshot) -> float | None:
         return None
     condition = status.condition(Condition.RUNNING)
     changed_at = 0.0 if condition is None else seconds(condition.last_transition_time) or 0.0
-    if condition is not None and status.now - changed_at >= RECENT:
-        return SLOW_RECHECK
+    waited = 0.0 if condition is None else status.now - changed_at
+    complete = snapshot.gang_hash is not None and not snapshot.deleting_pods
+    if waited >= RECENT:
+        waits = complete and not snapshot.all_running
+        return max(SLOW_RECHECK, min(waited / 10, SLOWEST_RECHECK)) if waits else SLOW_RECHECK
     if snapshot.all_running:
         return SOON
-    return STARTING_RECHECK if snapshot.gang_hash is None or snapshot.deleting_pods else SLOW_RECHECK
+    return SLOW_RECHECK if complete else STARTING_RECHECK
 
 
 def _direction(before: int, count: int) -> Reason:
