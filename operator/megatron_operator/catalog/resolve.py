@@ -1,16 +1,15 @@
 """Resolves a recipe: catalog entry, published layout, recipe and platform defaults, before planning."""
 
 import functools
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, get_args
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.fine_tuning import InitSpec
-from megatron_operator.api.platform import AcceleratorProfile, DispatcherPackage, ImagePackage, PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.platform_validation import beyond_baseline
 from megatron_operator.api.recipe import (
     CheckpointSpec,
@@ -20,7 +19,6 @@ from megatron_operator.api.recipe import (
 )
 from megatron_operator.catalog import (
     best_checkpoint,
-    bridge_functions,
     bridge_pretraining,
     conversions,
     cpu,
@@ -37,17 +35,13 @@ from megatron_operator.catalog.accelerator import (
     service_account_errors,
 )
 from megatron_operator.catalog.catalog import LIST_COMMAND, Catalog
-from megatron_operator.catalog.entry import Entry, PublishedLayout
+from megatron_operator.catalog.entry import Entry
+from megatron_operator.catalog.layers import DEFAULTS, CatalogLayers, catalog_layers
 from megatron_operator.catalog.merge import Settings, merge_layers
-from megatron_operator.catalog.published_layouts import layout_settings, select_layout
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import with_formats
 from megatron_operator.catalog.validation_sets import validation_set_errors
 
-_DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
-_EVERY_PACKAGE: Final = get_args(DispatcherPackage)
-"""Megatron-Bridge's own image has them, in which the command of a recipe that the operator does not start
-runs."""
 _SAVE_INTERVAL: Final = 500
 _SYNCHRONOUS_UP_TO: Final = 64
 """GPUs up to which a run waits for its checkpoints unless asyncSave is set."""
@@ -103,9 +97,9 @@ def resolve_for_planning(
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
 
-    published = _CatalogLayers([("default", _DEFAULTS)])
+    published = CatalogLayers([("default", DEFAULTS)])
     if entry is not None:
-        published = _catalog_layers(entry, spec, catalog, profile, accelerator, found)
+        published = catalog_layers(entry, spec, catalog, profile, accelerator, found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
     performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
     if entry is None or entry.engine == "megatron":
@@ -179,7 +173,7 @@ def _validated(settings: dict[str, Any], found: Diagnostics) -> ResolvedRecipe:
 def _complete(
     merged: dict[str, dict[str, Any]],
     entry: Entry | None,
-    published: "_CatalogLayers",
+    published: CatalogLayers,
     profile: AcceleratorProfile,
     found: Diagnostics,
 ) -> None:
@@ -240,60 +234,6 @@ def _derived_errors(problem: ValidationError) -> list[FieldError]:
         )
         for error in problem.errors(include_url=False)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _CatalogLayers:
-    """Settings below those of the recipe, lowest first."""
-
-    layers: list[tuple[str, Settings]]
-    function: PublishedLayout | None = None
-    layout: PublishedLayout | None = None
-    batch: int | None = None
-    """Global batch size of the entry."""
-    starts: bool = True
-    """Whether the operator starts it."""
-
-
-def _catalog_layers(
-    entry: Entry,
-    spec: MegatronRecipeSpec,
-    catalog: Catalog,
-    profile: AcceleratorProfile,
-    accelerator: str,
-    found: Diagnostics,
-) -> _CatalogLayers:
-    """Defaults, the entry, its function and its published layout for this hardware."""
-    label, hardware = f"catalog {entry.name}", profile.known_as(accelerator)
-    layers: list[tuple[str, Settings]] = [("default", _DEFAULTS), (label, entry.wire())]
-    function = named = catalog.function(spec.recipe or "")
-    if entry.engine == "bridge" and entry.planned_only is None:
-        function = bridge_functions.select_function(entry, named, hardware, spec)
-        found.extend(bridge_functions.unsupported_setting_errors(spec, function, started=entry.starts))
-    starts = entry.starts and (function is None or entry.can_start(function))
-    layout = select_layout(
-        entry, hardware, spec, found, named, _packages(entry, spec, profile, starts=starts)
-    )
-    if function is not None:
-        settings = bridge_functions.function_settings(function, entry, found)
-        if layout is None and entry.engine == "megatron" and function.precision == "nvfp4":
-            found.note(f"{function.function} computes in NVFP4; without its layout it is BF16")
-        layers.append((f"{label}, {function.function}", settings))
-        if layout is None and entry.engine == "bridge":
-            layers.append((f"{label}, {function.function}", layout_settings(function)))
-    if layout is not None:
-        layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
-    batch = schedule.largest_batch(merge_layers(layers)[0]["training"])
-    return _CatalogLayers(layers, function, layout, batch, starts)
-
-
-def _packages(
-    entry: Entry, spec: MegatronRecipeSpec, profile: AcceleratorProfile, *, starts: bool
-) -> Collection[ImagePackage]:
-    """Packages of the image that runs it; on a CPU, which replaces all kernels, those of the function."""
-    if entry.engine == "bridge":
-        return profile.image_has if starts and profile.platform == "gpu" else _EVERY_PACKAGE
-    return () if spec.image else profile.image_has
 
 
 def _entry(spec: MegatronRecipeSpec, catalog: Catalog, found: Diagnostics) -> Entry | None:
