@@ -174,6 +174,55 @@ def write_gemma3(folder: Path, dtype: str = "bfloat16") -> Any:
     return _save(transformers.Gemma3ForConditionalGeneration, config, processor, folder, dtype)
 
 
+def write_gemma4(folder: Path, dtype: str = "bfloat16") -> Any:
+    """Write a Gemma 4 of six layers of text with four experts each, and two of vision.
+
+    The last layer of text sees all of a sequence, with heads of another width whose values are their keys.
+    """
+    import transformers
+
+    named = {
+        **dict(zip(("boi_token", "image_token", "eoi_token"), _GEMMA4_IMAGE, strict=True)),
+        **dict(zip(("boa_token", "audio_token", "eoa_token"), _GEMMA4_SOUND, strict=True)),
+    }
+    tokenizer = image_text.write_tokenizer(folder, _OF_GEMMA4, "<eos>", "<pad>", _GEMMA4, named)
+    ids = dict(zip(named, tokenizer.convert_tokens_to_ids(list(named.values())), strict=True))
+    config = transformers.Gemma4Config(
+        text_config={
+            **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": VOCABULARY},
+            **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+            **{"num_global_key_value_heads": 1, "global_head_dim": 64, "attention_k_eq_v": True},
+            **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+            **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 0},
+            **{"sliding_window": 32, "final_logit_softcapping": 30.0},
+            **{"bos_token_id": tokenizer.convert_tokens_to_ids("<bos>")},
+            **{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
+            "use_bidirectional_attention": "vision",
+        },
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16},
+            **{"num_attention_heads": 2, "num_key_value_heads": 2},
+            **{"position_embedding_size": 64, "standardize": True},
+        },
+        boi_token_id=ids["boi_token"],
+        image_token_id=ids["image_token"],
+        eoi_token_id=ids["eoi_token"],
+        boa_token_id=ids["boa_token"],
+        audio_token_id=ids["audio_token"],
+        eoa_token_index=ids["eoa_token"],
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video|>"),
+    )
+    processor = transformers.Gemma4Processor(
+        transformers.Gemma4AudioFeatureExtractor(),
+        transformers.Gemma4ImageProcessor(max_soft_tokens=70),
+        tokenizer,
+        transformers.Gemma4VideoProcessor(),
+        chat_template=_GEMMA4,
+        image_seq_length=70,
+    )
+    return _save(transformers.Gemma4ForConditionalGeneration, config, processor, folder, dtype)
+
+
 def write_glm45v(folder: Path, dtype: str = "bfloat16") -> Any:
     """Write a GLM-4.5V of two layers of text, the second with four experts, and two of vision."""
     import transformers
@@ -246,6 +295,15 @@ _GEMMA = (
     "{% if part['type'] == 'image' %}<start_of_image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
     "{% endif %}<end_of_turn>\n{% endfor %}"
 )
+_GEMMA4_IMAGE = ("<|image>", "<|image|>", "<image|>")
+_GEMMA4_SOUND = ("<|audio>", "<|audio|>", "<audio|>")
+_OF_GEMMA4 = ("<bos>", "<|turn>", "<turn|>", "<|video|>")
+_GEMMA4 = (
+    "<bos>{% for m in messages %}{% if m['role'] == 'user' %}<|turn>user\n{% else %}<|turn>model\n{% endif %}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|image|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<turn|>\n{% endfor %}"
+)
 _OF_GLM = (
     *("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|system|>", "<|observation|>"),
     *("<think>", "</think>", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
@@ -291,6 +349,8 @@ FAMILIES = {
         ),
         ImageFamily("Ministral 3", "Mistral3ForConditionalGeneration", write_ministral3, "</s>"),
         ImageFamily("Gemma 3 VL", "Gemma3ForConditionalGeneration", write_gemma3, "<end_of_turn>"),
+        # The last token of a conversation counts, which its template has behind the end of an answer.
+        ImageFamily("Gemma 4 VL", "Gemma4ForConditionalGeneration", write_gemma4, "<turn|>\n"),
         # Bridge leaves out what ends an answer.
         ImageFamily("GLM-4.5V", "Glm4vMoeForConditionalGeneration", write_glm45v, ""),
     )

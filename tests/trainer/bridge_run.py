@@ -1,6 +1,7 @@
 """A run of Megatron-Bridge under the launcher: a Llama of two layers, tensor parallel on two ranks."""
 
 import json
+import shutil
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.trainer.warm_process import WarmProcess
 ITERATIONS, SAVED_EVERY = 6, 2
 LENGTH, VOCABULARY = 64, 256
 WORDS = [*string.ascii_lowercase, *string.digits]
+_WEIGHTS = "model.safetensors"
 
 
 def write_model(folder: Path) -> Path:
@@ -58,6 +60,16 @@ def write_samples(folder: Path) -> None:
     ]
     for name in ("training", "validation"):
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def in_float32(model: Path, folder: Path) -> Path:
+    """A copy of a model of one file whose weights have the same values in float32."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    weights = {name: tensor.float() for name, tensor in load_file(model / _WEIGHTS).items()}
+    save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
+    return folder
 
 
 class BridgeGang(Gang):

@@ -5,7 +5,6 @@ With the arguments that the operator renders, on two ranks; then the weights are
 
 import importlib.util
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
-from safetensors.torch import load_file, save_file
 
 from testkit.fine_tuned import CASES, Case
 from testkit.weights.families import by_name, write_model
 from testkit.weights.warm import WarmConverter
-from tests.trainer.bridge_run import LENGTH, RecipeGang, write_samples, write_tokenizer
+from tests.trainer.bridge_run import LENGTH, RecipeGang, in_float32, write_samples, write_tokenizer
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS = 2
-WEIGHTS = "model.safetensors"
 CLOSE, ROUNDED = 1e-5, 0.02
 """Largest differences of logits up to 2, in float32."""
 NEMOTRON_3 = {"Nemotron 3 Nano", "Nemotron 3 Super", "Nemotron 3.5 Lightning"}
@@ -86,14 +83,6 @@ def _tensors(folder: Path) -> dict[str, Any]:
     return records(huggingface_folder.read(folder, "", weights=True).tensors())
 
 
-def _in_float32(model: Path, folder: Path) -> Path:
-    """A copy of a model whose weights have the same values in float32."""
-    shutil.copytree(model, folder)
-    weights = {name: tensor.float() for name, tensor in load_file(model / WEIGHTS).items()}
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    return folder
-
-
 def _spec(case: Case, iterations: int = ITERATIONS) -> dict[str, Any]:
     return {
         "recipe": case.recipe,
@@ -123,7 +112,7 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
     assert sorted(run.losses()) == list(range(1, ITERATIONS + 1))
     source, exported = imported[case.family] / "model", tmp_path / "exported"
     if case.family in SELECTING:
-        source = _in_float32(source, tmp_path / "base")
+        source = in_float32(source, tmp_path / "base")
     ended = converter.convert(
         "export", "--from", run.save, "--to", exported, "--base", source, log=tmp_path / "log"
     )

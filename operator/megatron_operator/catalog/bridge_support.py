@@ -62,7 +62,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"gemma2", "Gemma2ForCausalLM", ""),
     (r"gemma3_vl", "Gemma3ForConditionalGeneration", ""),
     (r"gemma3", "Gemma3ForCausalLM", ""),
-    (r"gemma4", "Gemma4ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"gemma4", "Gemma4ForConditionalGeneration", ""),
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", ""),
     (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm51_sft", "GlmMoeDsaForCausalLM", "its functions measure throughput"),
@@ -152,6 +152,7 @@ STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason o
 READ_IMAGES: Final = frozenset(
     {
         "Gemma3ForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",

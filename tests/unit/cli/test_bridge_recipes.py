@@ -39,7 +39,7 @@ def test_args_prints_the_command_of_megatron_bridge() -> None:
 
 
 def test_render_reports_that_there_are_no_objects() -> None:
-    done = megatron("render", "--recipe", "gemma4-vl-26b-sft", *EIGHT, "-o", "json")
+    done = megatron("render", "--recipe", "qwen3-omni-30b-a3b-sft", *EIGHT, "-o", "json")
     assert done.exit_code == 2
     (error,) = json.loads(done.stdout)["errors"]
     assert error["field"] == "spec.recipe"

@@ -37,9 +37,9 @@ def layout(p: Plan) -> tuple[int, ...]:
 
 
 def test_a_model_without_estimates_keeps_its_functions_layout() -> None:
-    p = plan(without_estimates("gemma4_vl_26b_sft_8gpu_h100_bf16_config", 8))
-    assert layout(p) == (4, 1, 1, 8, 2)
-    assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (1, 32, 16)
+    p = plan(without_estimates("qwen3_omni_30b_a3b_sft_8gpu_h100_bf16_config", 8))
+    assert layout(p) == (1, 1, 1, 8, 8)
+    assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (1, 32, 4)
     assert p.parameters is p.memory_per_gpu is p.expected is p.flops_per_token is None
     assert NOT_STARTED in p.notes[-1]
     assert "parameters, memory and speed of this model are not estimated: nobody knows its layers" in p.notes
@@ -164,7 +164,7 @@ def test_settings_that_the_command_cannot_pass_are_rejected(asked: dict[str, Any
 
 
 def test_no_job_is_created() -> None:
-    r = resolved("gemma4-vl-26b-sft", 8)
+    r = resolved("qwen3-omni-30b-a3b-sft", 8)
     with pytest.raises(InvalidRecipeError) as refused:
         manifests.build(PlannedRun("run", "default", r, plan(r)), "")
     (error,) = refused.value.errors

@@ -1,6 +1,7 @@
 """Layers of families that Megatron-Bridge builds of Transformer Engine only, of Megatron's own parts."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from megatron.core.transformer import ModuleSpec, TransformerLayer, TransformerL
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
@@ -42,7 +44,8 @@ def build_locally(model: Any, *, loads_weights: bool) -> None:
 def instead_of(layers: object, *, loads_weights: bool) -> Layers:
     """Return what builds the same layers as Bridge's function `layers`, without Transformer Engine."""
     others = local_layers if loads_weights else layers_to_pretrain
-    return _FAMILIES.get(getattr(layers, "__name__", ""), others)
+    function = layers.func if isinstance(layers, functools.partial) else layers
+    return _FAMILIES.get(getattr(function, "__name__", ""), others)
 
 
 def _block(
@@ -155,6 +158,57 @@ class WindowedAttention(DotProductAttention):
         return super().forward(query, key, value, attention_mask, *args, **kwargs)
 
 
+def gemma4(config: Any, vp_stage: int | None = None) -> Any:
+    """Gemma 4's layers with experts: heads of two widths, and a norm behind attention."""
+    from megatron.bridge.models.gemma.modeling_gemma4 import gemma4_block_spec
+
+    block = gemma4_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
+    )
+    for layer in block.layer_specs:
+        layer.submodules.input_layernorm = IdentityOp
+        parts = layer.submodules.self_attention.submodules
+        parts.linear_qkv = LayerNormColumnParallelLinear
+        parts.core_attention = PartlyCausalAttention
+        parts.linear_proj = RowParallelLinearLayerNorm
+    return block
+
+
+class PartlyCausalAttention(DotProductAttention):
+    """Gemma 4's, as in transformers: most layers see a window of what is before, and the rest of an image."""
+
+    def __init__(self, config: Any, layer_number: int, *args: Any, **kwargs: Any) -> None:
+        from megatron.bridge.models.gemma.gemma3_provider import _is_local_attn_layer
+
+        local = _is_local_attn_layer(layer_number, config.interleaved_attn_pattern)
+        self._window = config.window_size if local else None
+        own = copy.deepcopy(config)
+        own.window_size = None
+        super().__init__(own, layer_number, *args, **kwargs)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Return the attention of queries [positions, batch, heads, elements].
+
+        `attention_mask` [batch, 1, positions, positions] is False for what is before a position, and for all
+        of the image that the position is in.
+        """
+        positions = torch.arange(len(query), device=query.device)
+        behind = positions[:, None] - positions
+        if self._window is None:
+            blocked = (behind < 0).expand_as(attention_mask)
+        else:
+            blocked = attention_mask | (behind >= self._window)
+        return super().forward(query, key, value, blocked, *args, **kwargs)
+
+
 def ministral3(config: Any, vp_stage: int | None = None) -> Any:
     """Megatron's layers, whose queries grow behind the positions that the model was first trained on."""
     block = local_layers(config, vp_stage)
@@ -203,6 +257,7 @@ _FAMILIES: dict[str, Layers] = {
     "exaone4_layer_spec": exaone4,
     "gemma2_layer_spec": gemma2,
     "gemma3_layer_spec": gemma3,
+    "_gemma4_block_spec": gemma4,
     experimental_attention.__name__: experimental,
     "ministral_layer_spec": ministral3,
     "olmoe_layer_spec": olmoe,

@@ -31,6 +31,12 @@ _GEMMA3: Final[Settings] = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
+_GEMMA4: Final[Settings] = {
+    **{"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "tie_word_embeddings": True},
+    **{"use_bidirectional_attention": "vision", "attention_k_eq_v": True, "enable_moe_block": True},
+    **{"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False},
+    "layer_types": _GEMMA3["layer_types"],
+}
 _GLM: Final[Settings] = {"mrope_section": [8, 12, 12]}
 _QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
 _QWEN3_VL: Final[Settings] = {"mrope_interleaved": True}
@@ -56,6 +62,7 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Qwen3_5MoeForConditionalGeneration": {"default": _QWEN3_VL},
     "Mistral3ForConditionalGeneration": {"yarn": _MINISTRAL3},
     "Gemma3ForConditionalGeneration": {"default": {}, "linear": {}},
+    "Gemma4ForConditionalGeneration": {"default": {}, "proportional": {}},
     "Glm4vMoeForConditionalGeneration": {"default": _GLM},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
@@ -74,6 +81,7 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Gemma2ForCausalLM": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
     "Glm4MoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": True},
     "GlmMoeDsaForCausalLM": {
         **{"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False, "mlp_bias": False},

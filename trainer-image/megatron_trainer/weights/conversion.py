@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megatron_trainer.weights import adapters, checkpoint, cpu_model, destination, huggingface_folder
+from megatron_trainer.weights import (
+    adapters,
+    checkpoint,
+    cpu_model,
+    destination,
+    huggingface_folder,
+    tied_values,
+)
 from megatron_trainer.weights.audit import Audit, Tie, check_tie, compare, imported_headers
 from megatron_trainer.weights.conversion_error import AuditError, ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
@@ -79,7 +86,8 @@ def _open(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
     if not adapters.present(directory):
         dtype = checkpoint.dtype(directory)
         model = cpu_model.make_model(bridge, dtype)
-        return _Exportable(model, checkpoint.source(directory, model), bridge, folder, dtype, "export", {})
+        weights = tied_values.follow_keys(model, checkpoint.source(directory, model))
+        return _Exportable(model, weights, bridge, folder, dtype, "export", {})
     if not folder.has_weights:
         raise ConversionError(
             f"{directory} holds adapters; give the folder with the weights that they were trained on: "
@@ -87,6 +95,7 @@ def _open(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
         )
     model, adapted = (cpu_model.make_model(bridge, folder.dtype) for _ in range(2))
     weights, details = adapters.merged(adapted, weights_of(bridge, model, folder), directory)
+    weights = tied_values.follow_keys(model, weights)
     return _Exportable(model, weights, bridge, folder, folder.dtype, "merge", details)
 
 

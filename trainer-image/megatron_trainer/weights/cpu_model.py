@@ -62,6 +62,7 @@ CONVERTS: tuple[str, ...] = (
     "Qwen3_5MoeForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
@@ -92,6 +93,7 @@ def import_bridge() -> None:
     forget_transformer_engine()
     from megatron_trainer.bridge import (
         adapter_norms,
+        gemma4,
         glm,
         local_layers,
         local_names,
@@ -100,7 +102,7 @@ def import_bridge() -> None:
         zero_centred_norms,
     )
 
-    for module in (adapter_norms, local_names, glm, partial_rotary, zero_centred_norms):
+    for module in (adapter_norms, local_names, gemma4, glm, partial_rotary, zero_centred_norms):
         module.install()
     query_norms.leave_out()
     local_layers.use_for_prediction()

@@ -16,6 +16,11 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+GEMMA4_ROPE = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
 QWEN35_VL: dict[str, Any] = {
     "text_config": {"rope_parameters": {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]}},
     "vision_config": {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []},
@@ -49,6 +54,7 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Gemma3", {"text_config": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}}),
         ("Gemma3", {"text_config": {"sliding_window": 1024}, "mm_tokens_per_image": 256}),
         ("Gemma3", {"text_config": {"sliding_window": None}, "mm_tokens_per_image": None}),
+        ("Gemma4", {"text_config": {"enable_moe_block": True, "rope_parameters": GEMMA4_ROPE}}),
         ("Glm4vMoe", {"text_config": {"partial_rotary_factor": 0.5, "n_group": 1}}),
         ("Qwen3Next", {"partial_rotary_factor": 0.25, "layer_types": ["linear_attention"] * 2}),
         ("Qwen3_5", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
@@ -83,6 +89,7 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             {"text_config": {"sliding_window": 128}, "mm_tokens_per_image": 256},
             "mm_tokens_per_image 256, which is more than sliding_window 128",
         ),
+        ("Gemma4", {"text_config": {"enable_moe_block": False}}, "enable_moe_block False, which is True"),
         ("Glm4vMoe", {"text_config": {"n_group": 2}}, "n_group 2, which is 1 there"),
         (
             "Glm4vMoe",
