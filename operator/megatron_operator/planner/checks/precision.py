@@ -29,6 +29,7 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
             if value is not None
         ]
         return errors
+    errors += _history_errors(resolved)
     if not t.bf16:
         errors.append(
             FieldError(
@@ -54,6 +55,26 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
             )
         )
     return errors
+
+
+def _history_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Transformer Engine keeps a history of maxima for delayed scaling alone, which is Megatron's default.
+
+    The catalog's history stays without effect where a recipe chooses another scaling.
+    """
+    t = resolved.training
+    if t.fp8_recipe in (None, "delayed"):
+        return []
+    fields = (("fp8AmaxHistoryLen", t.fp8_amax_history_len), ("fp8AmaxComputeAlgo", t.fp8_amax_compute_algo))
+    return [
+        FieldError(
+            f"spec.training.{name}",
+            f"{value} has no effect with fp8Recipe {t.fp8_recipe}, which keeps no history",
+            "leave it out, or set fp8Recipe: delayed",
+        )
+        for name, value in fields
+        if value is not None and resolved.is_set_by_user(f"training.{name}")
+    ]
 
 
 def computes_in_fp4(resolved: ResolvedRecipe) -> bool:
