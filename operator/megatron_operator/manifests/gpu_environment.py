@@ -31,6 +31,9 @@ def gpu_environment(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
         values |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}
     if _generation(resolved) is not None and plan.world_size > 1:
         values |= {"NVTE_FWD_LAYERNORM_SM_MARGIN": _SM_MARGIN, "NVTE_BWD_LAYERNORM_SM_MARGIN": _SM_MARGIN}
+        values["TORCH_NCCL_HIGH_PRIORITY"] = "1"
+        if not resolved.megatron_args.get("use-nccl-ub"):  # which Megatron sets it to 1 for
+            values["NCCL_NVLS_ENABLE"] = "0"
     return values | _experts(resolved, plan)
 
 

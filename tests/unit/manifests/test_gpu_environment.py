@@ -71,6 +71,23 @@ def test_norms_leave_multiprocessors_to_communication_on_hopper_and_later(run: A
     assert not set(MARGINS) & environment(run, "one-gpu").keys()
 
 
+def test_nccl_takes_no_memory_for_nvlink_sharp_unless_its_buffers_are_registered(run: Any) -> None:
+    for recipe in (HOPPER, BLACKWELL):
+        assert environment(run, recipe)["NCCL_NVLS_ENABLE"] == "0"
+    for env in (
+        environment(run, HOPPER, megatronArgs={"use-nccl-ub": True}, checkpoint={"asyncSave": False}),
+        on_hardware(run, "a100-80"),
+        environment(run, "one-gpu"),
+    ):
+        assert "NCCL_NVLS_ENABLE" not in env
+
+
+def test_communication_has_priority_over_computation_on_hopper_and_later(run: Any) -> None:
+    for recipe in (HOPPER, BLACKWELL):
+        assert environment(run, recipe)["TORCH_NCCL_HIGH_PRIORITY"] == "1"
+    assert "TORCH_NCCL_HIGH_PRIORITY" not in on_hardware(run, "a100-80")
+
+
 def test_platform_cpu_has_no_variable_of_gpus(run: Any) -> None:
     assert not {"PYTORCH_CUDA_ALLOC_CONF", *MARGINS} & environment(run, CPU).keys()
 
