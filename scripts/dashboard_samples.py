@@ -24,6 +24,7 @@ from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics
 from megatron_operator.controller.api_client import RECIPES, ApiClient
 from megatron_operator.controller.loop_lag import measure_loop_lag
+from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.controller.workqueue import WorkQueue
 from megatron_operator.lifecycle.reported_incidents import goodput
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
@@ -187,7 +188,7 @@ class PlayedRun:
         if report is not None:
             recovery = recovery.model_copy(update={"goodput": goodput(report, now)})
         status.set(phase=phase, plan=self.plan, recovery=recovery, ledger=self._ledger)
-        metrics.update_run(status)
+        RUNS.update(status)
         return report
 
     def _body(self) -> dict[str, Any]:
@@ -268,7 +269,7 @@ async def record(hours: float, fleet: Sequence[ExampleRun] = FLEET) -> list[str]
             lag.cancel()
             await connection.close()
             for run in runs:
-                metrics.remove_run(run.key)
+                RUNS.remove(run.key)
     return [*lines, "# EOF"]
 
 

@@ -8,7 +8,6 @@ from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import MegatronRecipeStatus
-from megatron_operator.controller import metrics
 from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import (
     EXPECTED_ERRORS,
@@ -22,6 +21,7 @@ from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.recipe_planner import RecipePlanner, Unplanned
+from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.supervisor import Supervisor
@@ -343,7 +343,7 @@ class Reconciler:
 
     def _report(self, status: StatusBuilder, before: MegatronRecipeStatus) -> None:
         """Metrics, traces and log lines of what has been written, and the caches that it makes obsolete."""
-        metrics.update_run(status)
+        RUNS.update(status)
         if self._traces is not None:
             for trace in finished_traces(status, before):
                 self._traces.send(trace)
@@ -359,4 +359,4 @@ class Reconciler:
         self._planner.forget(key)
         self._supervisor.forget(key)
         self._snapshots.forget(key)
-        metrics.remove_run(key)
+        RUNS.remove(key)

@@ -20,6 +20,7 @@ from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics
 from megatron_operator.controller.api_client import RECIPES, ApiClient
 from megatron_operator.controller.loop_lag import measure_loop_lag
+from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.controller.workqueue import WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
@@ -116,7 +117,7 @@ def update_run(run: Any, plan: Plan, restarts: int) -> None:
     status.set(phase=Phase.TRAINING, recovery=recovery, plan=plan)
     ledger = open_ledger(timestamp(run.now - 100), State("prepare"))
     status.set(ledger=advance(ledger, State("train", accelerators=8), run.now - 30, [], ended=False))
-    metrics.update_run(status)
+    RUNS.update(status)
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def plan() -> Plan:
 def test_every_query_has_series(
     prometheus: Prometheus, run: Any, plan: Plan, api: ApiStandIn, request: pytest.FixtureRequest
 ) -> None:
-    request.addfinalizer(lambda: metrics.remove_run(RecipeKey(NAMESPACE, NAME)))
+    request.addfinalizer(lambda: RUNS.remove(RecipeKey(NAMESPACE, NAME)))
 
     def scraped(since: float) -> bool:
         """Whether scrapes of the operator and the pod have begun after this Unix time."""

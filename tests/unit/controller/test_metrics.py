@@ -8,7 +8,8 @@ from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
 from megatron_operator.api.status import Expected, Plan, Straggler
 from megatron_operator.api.times import seconds, timestamp
-from megatron_operator.controller import metrics
+from megatron_operator.controller import run_metrics
+from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
 from prometheus_client import REGISTRY
@@ -37,7 +38,7 @@ def update(run: Any, phase: Phase) -> None:
     ended = status.ended
     last = State("idle", phase) if ended else State("train", accelerators=8)
     status.set(ledger=advance(ledger, last, run.now - 30, recovery.history, ended=ended))
-    metrics.update_run(status)
+    RUNS.update(status)
 
 
 def test_the_metrics_follow_the_status(run: Any) -> None:
@@ -66,7 +67,7 @@ def test_the_time_of_the_current_week_and_its_price_are_exported(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run was created in the week before and trains since Sunday evening; now it is Monday."""
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(time=lambda: run.now))
+    monkeypatch.setattr(run_metrics, "time", SimpleNamespace(time=lambda: run.now))
     run.now = seconds("2026-11-23T01:00:00Z") or 0.0
     status = run.status()
     plan = Plan.model_construct(world_size=8, price_per_gpu_hour=2.5)
@@ -75,7 +76,7 @@ def test_the_time_of_the_current_week_and_its_price_are_exported(
     ledger = advance(ledger, train, run.now - 2 * 3600, [], ended=False)
     ledger = advance(ledger, start, run.now - 600, [], ended=False)
     status.set(phase=Phase.TRAINING, plan=plan, ledger=ledger)
-    metrics.update_run(status)
+    RUNS.update(status)
     assert value("megatron_recipe_week_accelerator_seconds", use="useful") == 8 * 3000
     assert value("megatron_recipe_week_accelerator_seconds", use="lost") == 8 * 600
     assert value("megatron_recipe_price_per_gpu_hour") == 2.5
@@ -86,14 +87,14 @@ def test_the_time_of_the_week_is_0_in_the_next_one_without_an_update(
     run: Any, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:
     """A run that is over or suspended is not updated any more."""
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(time=lambda: run.now))
+    monkeypatch.setattr(run_metrics, "time", SimpleNamespace(time=lambda: run.now))
     run.now = seconds("2026-11-22T23:59:59Z") or 0.0
     status = run.status()
     ledger = open_ledger("2026-11-22T20:00:00Z", State("start", accelerators=8))
     ledger = advance(ledger, State("train", accelerators=8), run.now - 600, [], ended=False)
     ledger = advance(ledger, State("idle", phase), run.now, [], ended=phase == Phase.SUCCEEDED)
     status.set(phase=phase, plan=Plan.model_construct(world_size=8), ledger=ledger)
-    metrics.update_run(status)
+    RUNS.update(status)
     assert value("megatron_recipe_week_accelerator_seconds", use="useful") == 8 * 600
     assert value("megatron_recipe_week_accelerator_seconds", use="lost") == 8 * (4 * 3600 - 601)
     run.now += 1
@@ -106,11 +107,11 @@ def test_the_plan_is_exported_as_far_as_it_has_estimates(run: Any) -> None:
     speed = {"step_seconds": 2.0, "tokens_per_second_per_gpu": 1e4, "tflops_per_gpu": 400.0, "bubble": 0.0}
     for mfu, peak in ((0.4, 1000.0), (0.0, None)):
         status.set(plan=Plan.model_construct(world_size=8, expected=Expected(**speed, mfu=mfu)))
-        metrics.update_run(status)
+        RUNS.update(status)
         assert value("megatron_recipe_planned_step_seconds") == 2.0
         assert value("megatron_recipe_peak_tflops_per_gpu") == peak
     status.set(plan=Plan.model_construct(world_size=8))
-    metrics.update_run(status)
+    RUNS.update(status)
     assert value("megatron_recipe_planned_step_seconds") is None
 
 
@@ -128,7 +129,7 @@ def test_one_series_has_the_phase(run: Any) -> None:
 
 def test_the_metrics_are_removed_with_the_recipe(run: Any) -> None:
     update(run, Phase.TRAINING)
-    metrics.remove_run(KEY)
+    RUNS.remove(KEY)
     left = [
         sample
         for metric in REGISTRY.collect()
@@ -136,10 +137,10 @@ def test_the_metrics_are_removed_with_the_recipe(run: Any) -> None:
         if sample.labels.get("name") == "run"
     ]
     assert left == []
-    metrics.remove_run(KEY)
+    RUNS.remove(KEY)
 
 
 def test_a_recipe_without_a_plan_has_no_metrics(run: Any) -> None:
-    metrics.remove_run(KEY)
-    metrics.update_run(run.status())
+    RUNS.remove(KEY)
+    RUNS.update(run.status())
     assert value("megatron_recipe_accelerators") is None

@@ -18,6 +18,7 @@ from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_operator import sdk
 from megatron_operator.cli.main import cli
 from megatron_operator.controller.main import main as operator_command
+from megatron_operator.controller.run_metrics import RUNS
 from megatron_trainer.telemetry.server import GAUGES
 from prometheus_client import REGISTRY
 
@@ -129,12 +130,12 @@ def test_metrics(lock: Any) -> None:
     """The operator's metrics with their labels, then those of a trainer pod."""
     for module in pkgutil.iter_modules(importlib.import_module("megatron_operator.controller").__path__):
         importlib.import_module(f"megatron_operator.controller.{module.name}")
-    lines = []
-    for metric in REGISTRY._collector_to_names:
-        name = getattr(metric, "_name", "")
-        if name.startswith("megatron_"):
-            labels = ",".join(metric._labelnames)
-            lines.append(f"operator {name}{{{labels}}} {metric._type}")
+    own = [
+        each for each in REGISTRY._collector_to_names if getattr(each, "_name", "").startswith("megatron_")
+    ]
+    lines = [f"operator {metric._name}{{{','.join(metric._labelnames)}}} {metric._type}" for metric in own]
+    for family in RUNS.describe():
+        lines.append(f"operator {family.name}{{{','.join(family._labelnames)}}} {family.type}")
     trainer = {f"megatron_{name}" for name, _ in GAUGES.values()}
     trainer |= {"megatron_checkpoint_timestamp_seconds", "megatron_phase_info", "megatron_rank_slowdown"}
     lines += [f"trainer {name}" for name in trainer]
