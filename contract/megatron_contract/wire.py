@@ -6,7 +6,7 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from megatron_contract.limits import Limit
 
@@ -48,10 +48,8 @@ class Message:
 
     def to_json(self) -> dict[str, Any]:
         """Return the message as a JSON object; None becomes null."""
-        return {
-            camel_case(name): _encode(expected, getattr(self, name))
-            for name, expected in _field_types(type(self)).items()
-        }
+        message: Any = type(self)
+        return {field.key: _encode(field.type, getattr(self, field.name)) for field in _fields_of(message)}
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -63,15 +61,41 @@ class Message:
         return message
 
 
-_known_types: dict[Any, dict[str, Any]] = {}
+class _Type(NamedTuple):
+    """A field's type, taken apart: an operator reads a hundred reports a second."""
+
+    kind: Any
+    """A scalar type, a message, or None for a list."""
+    optional: bool
+    limits: tuple[Limit, ...]
+    is_message: bool
+    item: "_Type | None" = None
+    """Of a list."""
 
 
-def _field_types(message: Any) -> dict[str, Any]:
-    """Types by field name; computed once for each class."""
-    if message not in _known_types:
-        hints = get_type_hints(message, include_extras=True)
-        _known_types[message] = {field.name: hints[field.name] for field in fields(message)}
-    return _known_types[message]
+class _Field(NamedTuple):
+    name: str
+    key: str
+    """On the wire."""
+    type: _Type
+    required: bool
+
+
+@functools.cache
+def _fields_of(message: Any) -> tuple[_Field, ...]:
+    hints = get_type_hints(message, include_extras=True)
+    return tuple(
+        _Field(each.name, camel_case(each.name), _taken_apart(hints[each.name]), each.default is MISSING)
+        for each in fields(message)
+    )
+
+
+def _taken_apart(expected: Any) -> _Type:
+    known, optional = _without_none(expected)
+    known, limits = _limits(known)
+    if get_origin(known) is tuple:
+        return _Type(None, optional, limits, False, _taken_apart(get_args(known)[0]))
+    return _Type(known, optional, limits, is_dataclass(known))
 
 
 def _without_none(expected: Any) -> tuple[Any, bool]:
@@ -91,58 +115,51 @@ def _limits(expected: Any) -> tuple[Any, tuple[Limit, ...]]:
     return known, tuple(limits)
 
 
-def _encode(expected: Any, value: Any) -> Any:
-    expected, limits = _limits(_without_none(expected)[0])
+def _encode(expected: _Type, value: Any) -> Any:
     if value is None:
         return None
-    for limit in limits:
+    for limit in expected.limits:
         value = limit.fit(value)
     if isinstance(value, Message):
         return value.to_json()
-    if isinstance(value, tuple):
-        return [_encode(get_args(expected)[0], item) for item in value]
+    if isinstance(value, tuple) and expected.item is not None:
+        return [_encode(expected.item, item) for item in value]
     return value
 
 
 def _decode_message(message: Any, value: object, path: str) -> Any:
     if not isinstance(value, Mapping):
         raise WireError(f"{path}: expected an object, got {_shown(value)}")
-    missing = [
-        camel_case(field.name)
-        for field in fields(message)
-        if field.default is MISSING and camel_case(field.name) not in value
-    ]
-    if missing:
+    known = _fields_of(message)
+    if missing := [field.key for field in known if field.required and field.key not in value]:
         raise WireError(f"{path}: missing {', '.join(missing)}")
     return message(
         **{
-            name: _decode(expected, value[camel_case(name)], f"{path}.{camel_case(name)}")
-            for name, expected in _field_types(message).items()
-            if camel_case(name) in value
+            field.name: _decode(field.type, value[field.key], f"{path}.{field.key}")
+            for field in known
+            if field.key in value
         }
     )
 
 
-def _decode(expected: Any, value: object, path: str) -> Any:
-    expected, optional = _without_none(expected)
-    if value is None and optional:
+def _decode(expected: _Type, value: object, path: str) -> Any:
+    if value is None and expected.optional:
         return None
-    expected, limits = _limits(expected)
-    if get_origin(expected) is tuple:
-        return _decode_list(get_args(expected)[0], limits, value, path)
-    if is_dataclass(expected):
-        return _decode_message(expected, value, path)
-    known = _decode_scalar(expected, value, path)
-    for limit in limits:
+    if expected.item is not None:
+        return _decode_list(expected.item, expected.limits, value, path)
+    if expected.is_message:
+        return _decode_message(expected.kind, value, path)
+    known = _decode_scalar(expected.kind, value, path)
+    for limit in expected.limits:
         if problem := limit.problem(known):
             raise WireError(f"{path}: {problem}, got {_shown(value)}")
         known = limit.fit(known)
-    if known is None and not optional:
+    if known is None and not expected.optional:
         raise WireError(f"{path}: expected a finite number, got {_shown(value)}")
     return known
 
 
-def _decode_list(item: Any, limits: tuple[Limit, ...], value: object, path: str) -> tuple[Any, ...]:
+def _decode_list(item: _Type, limits: tuple[Limit, ...], value: object, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise WireError(f"{path}: expected a list, got {_shown(value)}")
     items: Sequence[Any] = value

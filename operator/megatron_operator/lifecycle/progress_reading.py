@@ -1,11 +1,13 @@
 """One progress report of a run, merged from the reports of several of its pods."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.progress import ProgressReport
+
+_FIELDS: Final = tuple(each.name for each in fields(ProgressReport))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,18 @@ def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
     current = {rank: each for rank, each in reports.items() if each.generation in (None, newest)}
     in_order = [reports[rank] for rank in (*sorted(current), *sorted(reports.keys() - current))]
     merged: dict[str, Any] = {}
-    for each in fields(ProgressReport):
-        known = (getattr(report, each.name) for report in in_order)
-        merged[each.name] = next((value for value in known if value is not None), None)
+    for name in _FIELDS:
+        for report in in_order:
+            if (value := getattr(report, name)) is not None:
+                merged[name] = value
+                break
     iterations = [each.iteration for each in current.values() if each.iteration is not None]
+    merged["iteration"] = max(iterations, default=None)
+    # A new pod learns the earlier incidents from the first pod.
+    merged["incidents"] = max((report.incidents for report in in_order), key=_recency)
     warnings = [warning for report in in_order for warning in report.warnings]
-    return replace(
-        ProgressReport(**merged),
-        iteration=max(iterations, default=None),
-        # A new pod learns the earlier incidents from the first pod.
-        incidents=max((report.incidents for report in in_order), key=_recency),
-        warnings=tuple(dict.fromkeys(warnings)),
-    )
+    merged["warnings"] = tuple(dict.fromkeys(warnings))
+    return ProgressReport(**merged)
 
 
 def _recency(incidents: Sequence[ReportedIncident]) -> tuple[int, int]:
