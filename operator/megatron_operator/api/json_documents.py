@@ -36,6 +36,8 @@ class ShallowDecoder(json.JSONDecoder):
 
 def loads(text: str | bytes) -> Any:
     """As json.loads, without RecursionError."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        return orjson.loads(text)
     return json.loads(text, cls=ShallowDecoder)
 
 

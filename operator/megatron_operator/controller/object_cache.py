@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
+from megatron_operator.api.json_documents import loads
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.controller.api_client import PODS, RECIPES, TRAINING_JOBS, Resource
 from megatron_operator.controller.first_runs import FirstRuns
@@ -66,7 +69,7 @@ class ObjectCache:
         """Store an object unless a newer version, or a newer object of its name, is known."""
         new = identity(obj, is_recipe=self._is_recipe)
         known = self._entries.get(_key(obj))
-        if known is not None and known.identity.version > new.version:
+        if known is not None and (known.identity == new or known.identity.version > new.version):
             return
         self.discard(*_key(obj))
         content = _packed(obj)
@@ -153,8 +156,13 @@ def _packed(obj: Object) -> bytes:
         for each in obj["metadata"].get("managedFields") or ()
     ]
     kept = obj | {"metadata": obj["metadata"] | {"managedFields": managed}}
-    return zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), FASTEST)
+    try:
+        content = orjson.dumps(kept)
+    except orjson.JSONEncodeError:
+        # Half of a surrogate pair, or an integer of more than 64 bits.
+        content = json.dumps(kept, separators=(",", ":")).encode()
+    return zlib.compress(content, FASTEST)
 
 
 def _unpacked(content: bytes) -> Object:
-    return dict(json.loads(zlib.decompress(content)))
+    return dict(loads(zlib.decompress(content)))

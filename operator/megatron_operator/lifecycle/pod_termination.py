@@ -139,9 +139,10 @@ def ended_early(pod: Mapping[str, Any]) -> bool:
 
     Kubernetes sets such a pod to Succeeded, and the training-operator, if it is the Master, the whole job.
     """
-    ended = _terminated(pod, CONTAINER_NAME) or {}
+    if (_terminated(pod, CONTAINER_NAME) or {}).get("exitCode") != 0:
+        return False
     message = termination_message(pod)
-    return ended.get("exitCode") == 0 and (message is None or not message.completed)
+    return message is None or not message.completed
 
 
 def failed_for_replacement(pod: Mapping[str, Any]) -> bool:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from pydantic import BaseModel
+
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import KIND, STORED_API_VERSION
 from megatron_operator.api.reasons import Reason
@@ -12,6 +14,7 @@ from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.lifecycle.status_size import LONGEST_CONDITION, cut, cut_utf8, within_budget
 
+_ORDER: Final = {str(kind): position for position, kind in enumerate(Condition)}
 LONGEST_EVENT: Final = 1024
 """Bytes of an Event's message; the API server refuses more."""
 
@@ -50,8 +53,14 @@ class StatusBuilder:
     """An unexpected error of this reconcile."""
     dropped: tuple[str, ...] = ()
     """Paths of what was left out of the recipe's own status; the next write removes it."""
+    read: MegatronRecipeStatus = field(init=False, repr=False)
+    """The status as it was read."""
     _wired: tuple[MegatronRecipeStatus, dict[str, Any]] | None = field(default=None, init=False, repr=False)
     """A status, and its JSON: a reconcile compares it several times."""
+
+    def __post_init__(self) -> None:
+        """The status so far is the one that was read."""
+        self.read = self.current
 
     @classmethod
     def of(cls, body: dict[str, Any], now: float) -> "StatusBuilder":
@@ -115,12 +124,12 @@ class StatusBuilder:
         return self.current.checkpoint or CheckpointStatus()
 
     def set(self, **changes: Any) -> None:
-        """Set fields of the status."""
-        self.current = self.current.model_copy(update=changes)
+        """Set fields of the status. It stays the same object where all of them have these values."""
+        self.current = _updated(self.current, changes)
 
     def set_recovery(self, **changes: Any) -> None:
         """Set fields of `status.recovery`."""
-        self.set(recovery=self.recovery.model_copy(update=changes))
+        self.set(recovery=_updated(self.recovery, changes))
 
     def observe_generation(self) -> None:
         """Record that the status reflects the spec as it is."""
@@ -159,6 +168,8 @@ class StatusBuilder:
             last_transition_time=since,
             observed_generation=self.generation,
         )
+        if new == old:
+            return
         others = [c for c in self.current.conditions if c.type != kind]
         self.set(conditions=sorted([*others, new], key=_position))
 
@@ -179,7 +190,14 @@ class StatusBuilder:
 
     def changed(self) -> bool:
         """Whether the status differs from the one that was read."""
-        return self.wire() != (self.body.get("status") or {})
+        if self.current is self.read:
+            return bool(self.dropped)
+        return self._moved() or self.wire() != (self.body.get("status") or {})
+
+    def _moved(self) -> bool:
+        """Whether the run has done an iteration: most writes are for that, and JSON need not be compared."""
+        before, now = self.read.progress, self.current.progress
+        return before is not None and now is not None and before.iteration != now.iteration
 
     def wire(self) -> dict[str, Any]:
         """The status as JSON, within the size that the API server stores without harm to others.
@@ -206,7 +224,13 @@ class StatusBuilder:
         }
 
 
+def _updated[M: BaseModel](model: M, changes: dict[str, Any]) -> M:
+    """The model with these fields; the same object where it has them already: a reconcile sets most again."""
+    if all(getattr(model, name) == value for name, value in changes.items()):
+        return model
+    return model.model_copy(update=changes)
+
+
 def _position(condition: RecipeCondition) -> int:
     """The same order whatever was set first; types of a newer version come last."""
-    order = list(Condition)
-    return order.index(Condition(condition.type)) if condition.type in order else len(order)
+    return _ORDER.get(condition.type, len(_ORDER))

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+import orjson
 from megatron_contract.limits import MAX_STRAGGLERS
 
 MAX_STATUS_BYTES: Final = 100_000
@@ -34,14 +35,20 @@ _FEW: Final = MAX_STRAGGLERS
 _SOME: Final = 64
 """Entries of a map after it."""
 
+_ESCAPED: Final = (b"<", b">", b"&")
+_SEPARATORS: Final = ("\u2028".encode(), "\u2029".encode())
+
 Status = dict[str, Any]
 
 
 def json_bytes(value: object) -> int:
     """Bytes of a value as JSON, as Go writes it: UTF-8, with `<`, `>` and `&` escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    escaped = sum(map(text.count, "<>&")) * 5 + sum(map(text.count, "\u2028\u2029")) * 3
-    return len(text.encode(errors="replace")) + escaped
+    try:
+        text = orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        # Half of a surrogate pair, or an integer of more than 64 bits.
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    return len(text) + sum(map(text.count, _ESCAPED)) * 5 + sum(map(text.count, _SEPARATORS)) * 3
 
 
 def cut(text: str, most: int) -> str:

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import FIELD_MANAGER
+from megatron_operator.api.recovery_status import RecoveryStatus
+from megatron_operator.api.status import MegatronRecipeStatus, Progress
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.progress_reading import ProgressReading
@@ -28,6 +30,8 @@ def is_notable(status: StatusBuilder) -> bool:
     """Whether more than the progress has changed, or the run has not recovered from its last incident."""
     if status.events or status.dropped or unrecovered(status.recovery) is not None:
         return True
+    if _figures_aside(status.read) == _figures_aside(status.current):
+        return False
     return _without_figures(status.body.get("status") or {}) != _without_figures(status.wire())
 
 
@@ -62,6 +66,14 @@ def write_delay(status: StatusBuilder, reading: ProgressReading | None) -> float
         return 0.0
     # The clocks differ by a little, and the API server records whole seconds.
     return INTERVAL - max(0.0, status.now - last)
+
+
+def _figures_aside(status: MegatronRecipeStatus) -> dict[str, Any]:
+    """As `_without_figures`. Comparing two of these is quick: what was not set is the same object in both."""
+    progress, recovery = status.progress or Progress(), status.recovery or RecoveryStatus()
+    notable = progress.generation, progress.train_iters
+    recovery = recovery.model_copy(update={"goodput": None})
+    return {**status.__dict__, "progress": notable, "recovery": recovery, "validation": None}
 
 
 def _without_figures(wire: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,9 @@ class Run:
     def edit(self, **spec: Any) -> None:
         """Replace sections of the spec."""
         recipe = self.api.recipe
-        metadata = recipe["metadata"] | {"generation": recipe["metadata"]["generation"] + 1}
+        before = recipe["metadata"]
+        version = {"resourceVersion": str(int(before["resourceVersion"]) + 1)}
+        metadata = before | version | {"generation": before["generation"] + 1}
         self.api.recipe = recipe | {"metadata": metadata, "spec": recipe["spec"] | spec}
 
     def edit_count(self, count: int) -> None:

@@ -195,6 +195,8 @@ class WholeOperator:
         nodes = NodeReader(api, self._watch, allowed=True)
         self.caches = Caches()
         self._undelivered: tuple[list[Any], ...] = ([], [], [])
+        self._version = 1
+        """Of the jobs and pods that the watches delivered last."""
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches, self._watch)
         planning: Any = self.planning or PlanningInProcess()
         capacity = CapacityFinder(api, planning, self._watch, self.caches, allowed=True)
@@ -257,11 +259,16 @@ class WholeOperator:
 
     def _current(self) -> tuple[list[Any], ...]:
         api = self.api
-        job, version = api.job(), {"resourceVersion": str(int(api.cluster.now))}
+        self._version += 1
+        job, version = api.job(), {"resourceVersion": str(self._version)}
         pods = [api.pod(pod) for pod in api.cluster.pods]
         return (
             [api.recipe],
-            [job] if job is not None and LABEL_RECIPE in job["metadata"].get("labels", {}) else [],
+            [
+                each | {"metadata": each["metadata"] | version}
+                for each in ([] if job is None else [job])
+                if LABEL_RECIPE in each["metadata"].get("labels", {})
+            ],
             [pod | {"metadata": pod["metadata"] | version} for pod in pods],
         )
 

@@ -217,6 +217,16 @@ def test_a_text_is_cut_to_the_longest_beginning_that_fits(text: str, most: int) 
         assert json_bytes(text[: len(shorter) + 1]) - 2 > most
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("x", 1), ("é", 2), ("😀", 4), ("<", 6), ("\u2028", 6), ("\ud800", 1), ('"', 2), ("\x00", 6)],
+)
+def test_bytes_are_counted_as_go_writes_them(text: str, size: int) -> None:
+    """Half of a surrogate pair becomes a question mark, as it is cut."""
+    assert json_bytes([text, 2**70]) == size + len('["",]') + len(str(2**70))
+    assert json_bytes([text]) == size + len('[""]')
+
+
 @pytest.mark.parametrize("letter", ["x", "😀", "<"])
 def test_conditions_and_events_are_cut_in_bytes(run: Any, letter: str) -> None:
     status = run.status()
