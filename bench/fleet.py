@@ -9,11 +9,9 @@ import argparse
 import contextlib
 import json
 import logging
-import socket
 import sys
 import tempfile
 import time
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -27,6 +25,7 @@ from bench.fleet_report import PAGE, Measured, page, table
 from bench.fleet_trainer import SAVE_STEPS, SHRINK_AFTER, Trainer
 from bench.fleet_world import FleetPods, Trace, World
 from bench.interruptions import PER_POD
+from bench.operator_metrics import RECONCILES, free_port, scrape, total
 from bench.scale_cluster import (
     NAMESPACE,
     PLATFORM,
@@ -184,7 +183,7 @@ def measure(options: Options, folder: Path) -> Measured:
         bench.install(platform(options, scheduler))
         terminate_pods(bench.api, of_lost_nodes=False)
         bench.create_all(volume(each.name) for each in plans)
-        pods, port = FleetPods(), _free_port()
+        pods, port = FleetPods(), free_port()
         trace = Trace(
             options.factor,
             max(heartbeats(options.nodes).grace + NOTICED, options.repair_hours * 3600 / options.factor),
@@ -209,11 +208,11 @@ def measure(options: Options, folder: Path) -> Measured:
         fleet = _Fleet(bench, options, world, plans)
         try:
             operator.start()
-            wait_for("the operator", lambda: bool(_metrics(port)), 120.0)
+            wait_for("the operator", lambda: bool(scrape(port)), 120.0)
             watch.start()
             before, began = usage(operator.pid), time.time()
             fleet.play(watch)
-            seconds, after, metrics = time.time() - began, usage(operator.pid), _metrics(port)
+            seconds, after, metrics = time.time() - began, usage(operator.pid), scrape(port)
             left = [pod.member.name for pod in watch.pods() if pod.active]
             (folder / "recipes.json").write_text(json.dumps(fleet.recipes))
         finally:
@@ -226,8 +225,8 @@ def measure(options: Options, folder: Path) -> Measured:
             seconds=seconds,
             trainers=world.trainers,
             recipes=fleet.recipes,
-            reconciles=_sum(metrics, "megatron_operator_reconciles_total"),
-            failed_reconciles=_sum(metrics, 'megatron_operator_reconciles_total{outcome="error"}'),
+            reconciles=total(metrics, RECONCILES),
+            failed_reconciles=total(metrics, RECONCILES + '{outcome="error"}'),
             writes=sum(each.write for each in requests),
             reads=sum(each.read for each in requests),
             cores=(after.cpu - before.cpu) / seconds,
@@ -235,24 +234,6 @@ def measure(options: Options, folder: Path) -> Measured:
             pods_left=left,
             errors=world.errors,
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _metrics(port: int) -> str:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            return str(answer.read().decode())
-    except OSError:
-        return ""
-
-
-def _sum(metrics: str, prefix: str) -> float:
-    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(prefix))
 
 
 def _option(name: str, value: object) -> str:

@@ -16,6 +16,7 @@ from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.lifecycle.desired import Config, desired_state, planning_input
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
+from bench.operator_metrics import RECONCILES, free_port, scrape, total
 from bench.scale_cluster import (
     NAMESPACE,
     PLATFORM,
@@ -75,6 +76,7 @@ class Steady:
     requests: Counter[str]
     reads: int
     writes: int
+    reconciles: float
     cores: float
     rss: int
     load: Load
@@ -196,11 +198,12 @@ def _started(
 
 def this_operator(bench: Bench, recipes: int, seconds: float) -> Measured:
     """Everything about this operator, with so many recipes; `seconds` of the steady state are measured."""
-    with _operating(bench, recipes) as (operator, pods):
+    port = free_port()
+    with _operating(bench, recipes, f"--metrics-port={port}") as (operator, pods):
         idle = usage(operator.pid).rss
         started = _start_all(bench, recipes, operator.pid)
         training = wait_for("all runs to train", lambda: _training(bench) == recipes, LIMIT, 5.0)
-        steady = _steady(bench, operator.pid, recipes, seconds)
+        steady = _steady(bench, operator.pid, port, recipes, seconds)
         faults = [_fault(bench, pods, f"run-{number}") for number in range(min(FAULTS, recipes))]
         wait_for("all runs to train again", lambda: _training(bench) == recipes, LIMIT, 5.0)
         restart = _restart(bench, operator, pods, recipes)
@@ -222,12 +225,12 @@ def restart_alone(bench: Bench, recipes: int) -> Restart:
 
 
 @contextlib.contextmanager
-def _operating(bench: Bench, recipes: int) -> Iterator[tuple[OperatorProcess, FakePods]]:
+def _operating(bench: Bench, recipes: int, *more: str) -> Iterator[tuple[OperatorProcess, FakePods]]:
     """The operator, which watches, and volumes for so many recipes."""
     bench.install()
     bench.create_all(volume(f"run-{n}") for n in range(recipes))
     pods = FakePods()
-    options = [f"--namespace={OPERATOR_NAMESPACE}", "--node-discovery", "--progress-interval=5"]
+    options = [f"--namespace={OPERATOR_NAMESPACE}", "--node-discovery", "--progress-interval=5", *more]
     operator = OperatorProcess(bench.kubeconfig, bench.folder / "operator.log", pods.url, options)
     try:
         operator.start()
@@ -248,14 +251,17 @@ def _training(bench: Bench) -> int:
     return bench.api.column("MegatronRecipe", NAMESPACE, "Phase").count("Training")
 
 
-def _steady(bench: Bench, pid: int, recipes: int, seconds: float) -> Steady:
+def _steady(bench: Bench, pid: int, port: int, recipes: int, seconds: float) -> Steady:
     _wait_until_written(recipes)
     since, before = time.time(), Load.now(bench.server_pid)
+    reconciled = total(scrape(port), RECONCILES)
     used = cores(pid, seconds)
+    reconciled = total(scrape(port), RECONCILES) - reconciled
     until, load = time.time(), Load.now(bench.server_pid).since(before)
     requests = bench.log.between(since, until)
     reads, writes = sum(each.read for each in requests), sum(each.write for each in requests)
-    return Steady(until - since, counts(requests), reads, writes, used, usage(pid).rss, load)
+    rss = usage(pid).rss
+    return Steady(until - since, counts(requests), reads, writes, reconciled, used, rss, load)
 
 
 def _fault(bench: Bench, pods: FakePods, name: str) -> float:
@@ -294,7 +300,10 @@ def _restart(bench: Bench, operator: OperatorProcess, pods: FakePods, recipes: i
 
 def _takeover(bench: Bench, operator: OperatorProcess, recipes: int) -> Takeover:
     """Kill the leader of two, and create a recipe."""
-    leader = operator.with_options("--leader-elect", f"--leader-elect-resource-name={LEASE}")
+    # Both cannot listen on the port of the first one's metrics.
+    leader = operator.with_options(
+        "--leader-elect", f"--leader-elect-resource-name={LEASE}", "--metrics-port=0"
+    )
     standby = leader.with_options()
     try:
         leader.start()

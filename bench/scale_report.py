@@ -69,6 +69,7 @@ def _operator(scale: Scale, found: Measured) -> Iterator[tuple[str, str]]:
     yield "memory without recipes", f"{found.idle_rss / MIB:.0f} MiB"
     per_second = f"{steady.reads / steady.seconds:.1f} / {steady.writes / steady.seconds:.1f}"
     yield f"all train, {steady.seconds:.0f} s: reads / writes a second", per_second
+    yield "all train: reconciles a second", f"{steady.reconciles / steady.seconds:.1f}"
     yield "all train: requests a second", _requests(steady.requests, steady.seconds)
     yield "all train: CPU, memory", f"{steady.cores:.2f} cores, {steady.rss / MIB:.0f} MiB"
     server, everything = steady.load.server / steady.seconds, steady.load.all / steady.seconds

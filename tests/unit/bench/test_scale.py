@@ -105,16 +105,17 @@ def test_the_usage_of_a_process_includes_this_one() -> None:
 
 def test_the_load_of_the_machine_has_that_of_each_process() -> None:
     before = Load.now(os.getpid())
-    while (used := Load.now(os.getpid()).since(before)).server < 0.05:
+    while (used := Load.now(os.getpid()).since(before)).server < 0.2:
         sum(range(10_000))
-    assert used.all >= used.server - 0.02  # Both are counted in ticks of 10 ms.
+    # The machine's time is sampled at ticks of 10 ms, and lacks what a hypervisor takes.
+    assert used.all > used.server / 2
 
 
 def found() -> Found:
     requests = Counter({"create pytorchjobs": 100, "get configmaps": 1})
     started = Started(LATENCIES, 120.0, Load(70.0, 190.0), 5.0, requests)
     writes = Counter({"patch megatronrecipes/status": 330})
-    steady = Steady(10.0, writes, 0, 330, 0.125, 200 * 2**20, Load(6.0, 15.0))
+    steady = Steady(10.0, writes, 0, 330, 420, 0.125, 200 * 2**20, Load(6.0, 15.0))
     restart = Restart(None, 5, 0, 200 * 2**20)
     measured = Measured(started, 30.0, 70 * 2**20, steady, [1.0, 2.0, 9.0], restart, Takeover(11.5, 0))
     return Found(started, started, measured)
@@ -125,6 +126,7 @@ def test_the_table_has_percentiles_rates_and_requests_per_recipe() -> None:
     assert "51.0 / 100.0 / 120.0 s" in text
     assert "create pytorchjobs 1.00, get configmaps 0.01" in text
     assert "reads / writes a second | 0.0 / 33.0 |" in text
+    assert "reconciles a second | 42.0 |" in text
     assert "CPU of the API server, and of all, until then | 70, 190 s |" in text
     assert "all train: CPU of the API server, and of all | 0.60, 1.50 cores |" in text
     assert "2.0 / 9.0 s of 3" in text
