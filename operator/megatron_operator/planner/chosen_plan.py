@@ -30,6 +30,8 @@ def plan_of(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> P
         found.note(cost)
     if dims.cp == 1 and problem.asked.cp_comm_type and resolved.is_set_by_user("parallelism.cpCommType"):
         found.note(f"cpCommType {problem.asked.cp_comm_type} is not used: CP is 1")
+    if note := _recomputation_note(problem, chosen):
+        found.note(note)
     if padded != shape.vocab:
         found.note(
             f"vocabulary padded from {shape.vocab} to {padded}, a multiple of {shape.vocab_multiple} x TP"
@@ -87,6 +89,20 @@ def _fields(problem: PlanningProblem, chosen: Candidate) -> dict[str, Any]:
         "expected": chosen.expected,
         "communication": _communication(problem, chosen),
     }
+
+
+def _recomputation_note(problem: PlanningProblem, chosen: Candidate) -> str | None:
+    """That `recomputeNumLayers` acts like a smaller one: Megatron counts within each block of layers."""
+    asked, split = problem.asked.recompute_num_layers, chosen.layout.split
+    if asked is None or split is None or chosen.recompute != "full":
+        return None
+    virtual = split.virtual or 1
+    largest = -(-max(split.layers) // virtual)
+    if asked <= largest:
+        return None
+    stage = "pipeline stage" if virtual == 1 else "virtual pipeline stage"
+    where = f"each {stage}" if chosen.dims.pp > 1 else "the model"
+    return f"recomputeNumLayers {asked} acts like {largest}, the most layers of {where}"
 
 
 def _communication(problem: PlanningProblem, chosen: Candidate) -> list[GroupCommunication] | None:

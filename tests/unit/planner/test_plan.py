@@ -106,6 +106,51 @@ def test_all_errors_are_reported_together(resolve: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stages", "virtual", "layers", "acts_like"),
+    [
+        (4, 1, 9, "8, the most layers of each pipeline stage"),
+        (4, 2, 5, "4, the most layers of each virtual pipeline stage"),
+        (1, 1, 33, "32, the most layers of the model"),
+        (4, 1, 8, None),
+        (4, 2, 4, None),
+    ],
+)
+def test_more_recomputed_layers_than_a_stage_has_act_like_its_layers_by_the_notes(
+    resolve: Any, stages: int, virtual: int, layers: int, acts_like: str | None
+) -> None:
+    recomputed = {
+        "recomputeGranularity": "full",
+        "recomputeMethod": "block",
+        "recomputeNumLayers": layers,
+        "tensorModelParallelSize": 8,
+        "pipelineModelParallelSize": stages,
+        "numVirtualStagesPerPipelineRank": virtual,
+    }
+    p = plan(resolve("llama3-8b", 64, parallelism=recomputed))
+    notes = [note for note in p.notes if "acts like" in note]
+    expected = f"recomputeNumLayers {layers} acts like {acts_like}"
+    assert notes == ([expected] if acts_like else [])
+
+
+def test_layers_are_recomputed_in_each_virtual_stage(resolve: Any) -> None:
+    """The first 4 of each virtual stage's 4 layers are all, as with uniform units."""
+    found = []
+    for method in ("block", "uniform"):
+        layout = {
+            "tensorModelParallelSize": 8,
+            "pipelineModelParallelSize": 4,
+            "numVirtualStagesPerPipelineRank": 2,
+            "recomputeGranularity": "full",
+            "recomputeMethod": method,
+            "recomputeNumLayers": 4,
+        }
+        expected = plan(resolve("llama3-8b", 64, parallelism=layout)).expected
+        assert expected is not None
+        found.append(expected.step_seconds)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
     ("parallelism", "message"),
     [
         ({"tensorModelParallelSize": 16}, "16 does not divide the 8 accelerators of a pod"),

@@ -200,7 +200,7 @@ class ComputeModel:
         w = self._w
         if w.recompute.method == "uniform":
             return 1.0
-        return min(1.0, w.recompute.layers / max(w.stage_layers))
+        return min(1.0, w.recompute.layers * w.dims.vp / max(w.stage_layers))
 
     def _product(
         self, product: MatMul, fp8: bool = True, passes: float = 3, frozen: bool | None = None

@@ -244,15 +244,17 @@ def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: fl
     """Bytes of activations with full recomputation, for `kept` micro batches.
 
     It keeps the inputs of all units, and all of one unit at a time (arXiv:2205.05198). `largest` is the bytes
-    of the largest layer, `whole` those of all `layers`, each of one micro batch.
+    of the largest layer, `whole` those of all `layers`, each of one micro batch. Megatron counts units within
+    each virtual stage.
     """
     boundary = 2 * w.tokens * w.shape.streams * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
-    unit = w.recompute.layers
+    virtual_stage = -(-layers // w.dims.vp)
+    unit = min(w.recompute.layers, virtual_stage) or 1
     if w.recompute.method == "block":
-        recomputed = min(unit, layers)
+        recomputed = min(unit * w.dims.vp, layers)
         rest = whole * (layers - recomputed) / layers if layers else 0.0
         return (boundary * recomputed + rest) * kept + largest
-    return boundary * -(-layers // unit) * kept + largest * min(unit, layers)
+    return boundary * -(-virtual_stage // unit) * w.dims.vp * kept + largest * min(unit, layers)
 
 
 def _runtime(w: Workload) -> int:
