@@ -1,0 +1,106 @@
+"""Data and tokenizer of a resolved recipe."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from megatron_operator.catalog import ResolvedRecipe
+
+Resolve = Callable[..., ResolvedRecipe]
+Refusal = Callable[..., dict[str, str]]
+
+IMPORTED = {"from": {"huggingFace": {"path": "/data/model"}}}
+
+
+def test_prepared_text_sets_dataset_tokenizer_and_vocabulary(resolve: Resolve) -> None:
+    prepare = {"source": "/text", "name": "books", "tokenizerVocabSize": 4096}
+    resolved = resolve(recipe="small-1", data={"volume": {"size": "1Gi"}, "prepare": prepare})
+    assert resolved.data.blend is not None
+    assert [part.path for part in resolved.data.blend] == ["books_text_document"]
+    assert resolved.data.tokenizer is not None
+    assert resolved.data.tokenizer.tokenizer_model == "/data/tokenizer"
+    assert resolved.model.vocab_size == 4096
+    assert any("vocabSize 1,000 becomes 4,096" in note for note in resolved.notes)
+
+
+def test_a_vocabulary_of_the_recipe_is_kept_with_prepared_text(resolve: Resolve) -> None:
+    data = {"volume": {"size": "1Gi"}, "prepare": {"source": "/text"}}
+    assert resolve(recipe="small-1", data=data, model={"vocabSize": 5000}).model.vocab_size == 5000
+
+
+def test_a_vocabulary_without_size_is_trained_with_32000_entries(resolve: Resolve) -> None:
+    resolved = resolve(recipe="small-1", data={"volume": {"size": "1Gi"}, "prepare": {"source": "/text"}})
+    assert resolved.data.prepare is not None
+    assert (resolved.data.prepare.tokenizer_vocab_size, resolved.model.vocab_size) == (32_000, 32_000)
+
+
+def test_a_tokenizer_that_is_named_is_used_to_prepare(resolve: Resolve) -> None:
+    named = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/llama"}
+    data = {"volume": {"size": "1Gi"}, "prepare": {"source": "/text"}, "tokenizer": named}
+    resolved = resolve(recipe="small-1", data=data)
+    assert resolved.data.prepare is not None
+    assert resolved.data.prepare.tokenizer_vocab_size is None, "none is trained"
+    assert resolved.model.vocab_size == 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "tokenizer"),
+    [
+        ({"blend": [{"path": "web"}]}, "/data/model"),
+        ({"prepare": {"source": "/text"}}, "/data/model"),
+        (
+            {
+                "blend": [{"path": "web"}],
+                "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/own"},
+            },
+            "/data/own",
+        ),
+    ],
+)
+def test_weights_that_are_imported_bring_their_tokenizer_unless_the_recipe_names_one(
+    data: dict[str, Any], tokenizer: str | None, resolve: Resolve
+) -> None:
+    resolved = resolve(recipe="small-1", init=IMPORTED, data={"volume": {"claimName": "c"}, **data})
+    assert resolved.data.tokenizer is not None
+    assert resolved.data.tokenizer.tokenizer_model == tokenizer
+    assert resolved.model.vocab_size == 1000, "none is trained"
+
+
+@pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TikTokenizer"])
+def test_a_tokenizer_without_its_model_is_refused(kind: str, refusal: Refusal) -> None:
+    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": {"tokenizerType": kind}}
+    refused = refusal(recipe="small-1", data=data)["spec.data.tokenizer.tokenizerModel"]
+    assert f": is not set, and {kind} reads it; name its directory" in refused
+
+
+def test_a_tokenizer_of_the_hub_has_a_note(resolve: Resolve) -> None:
+    tokenizer = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "meta-llama/Llama-3.1-8B"}
+    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": tokenizer}
+    assert any("is a name on the model hub" in note for note in resolve(recipe="small-1", data=data).notes)
+    data["tokenizer"] = tokenizer | {"tokenizerModel": "/data/llama"}
+    assert not any("model hub" in note for note in resolve(recipe="small-1", data=data).notes)
+
+
+def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
+    tokenizer = resolve(recipe="small-1").data.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.wire() == {"tokenizerType": "NullTokenizer"}
+
+
+def test_a_tokenizer_that_needs_the_internet_has_a_note(resolve: Resolve) -> None:
+    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}]}
+    notes = resolve(recipe="small-1", data=data).notes
+    assert any("GPT2BPETokenizer downloads gpt2 from the model hub" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({}, "spec.data"),
+        ({"mockData": False}, "spec.data"),
+        ({"blend": [{"path": "a"}]}, "spec.data.volume"),
+        ({"prepare": {"source": "/text"}}, "spec.data.volume"),
+    ],
+)
+def test_missing_data_is_rejected_by_field(refusal: Refusal, data: dict[str, Any], field: str) -> None:
+    assert list(refusal(recipe="small-1", data=data)) == [field]
