@@ -254,14 +254,21 @@ def _training(bench: Bench) -> int:
 def _steady(bench: Bench, pid: int, port: int, recipes: int, seconds: float) -> Steady:
     _wait_until_written(recipes)
     since, before = time.time(), Load.now(bench.server_pid)
-    reconciled = total(scrape(port), RECONCILES)
+    reconciled = _reconciles(port)
     used = cores(pid, seconds)
-    reconciled = total(scrape(port), RECONCILES) - reconciled
+    reconciled = _reconciles(port) - reconciled
     until, load = time.time(), Load.now(bench.server_pid).since(before)
     requests = bench.log.between(since, until)
     reads, writes = sum(each.read for each in requests), sum(each.write for each in requests)
     rss = usage(pid).rss
     return Steady(until - since, counts(requests), reads, writes, reconciled, used, rss, load)
+
+
+def _reconciles(port: int) -> float:
+    """Reconciles since the start. Raises RuntimeError where the operator does not answer."""
+    if not (metrics := scrape(port)):
+        raise RuntimeError("the operator does not serve its metrics")
+    return total(metrics, RECONCILES)
 
 
 def _fault(bench: Bench, pods: FakePods, name: str) -> float:

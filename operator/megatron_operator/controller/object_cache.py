@@ -43,6 +43,10 @@ class _Entry:
     content: bytes | None
     """None where it exceeds the bounds."""
 
+    def holds(self, other: Identity) -> bool:
+        """Whether it has the content of this version: each own write is delivered once more by the watch."""
+        return self.identity == other and self.content is not None
+
 
 def identity(obj: Mapping[str, Any], *, is_recipe: bool) -> Identity:
     """The identity in an object's metadata. Versions of one resource can be compared as numbers."""
@@ -69,7 +73,7 @@ class ObjectCache:
         """Store an object unless a newer version, or a newer object of its name, is known."""
         new = identity(obj, is_recipe=self._is_recipe)
         known = self._entries.get(_key(obj))
-        if known is not None and (known.identity == new or known.identity.version > new.version):
+        if known is not None and (known.identity.version > new.version or known.holds(new)):
             return
         self.discard(*_key(obj))
         content = _packed(obj)
@@ -159,7 +163,7 @@ def _packed(obj: Object) -> bytes:
     try:
         content = orjson.dumps(kept)
     except orjson.JSONEncodeError:
-        # Half of a surrogate pair, or an integer of more than 64 bits.
+        # Half of a surrogate pair, or more than 254 levels.
         content = json.dumps(kept, separators=(",", ":")).encode()
     return zlib.compress(content, FASTEST)
 

@@ -12,7 +12,14 @@ from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Progress, RecipeCondition
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.lifecycle.status_size import LONGEST_CONDITION, cut, cut_utf8, within_budget
+from megatron_operator.lifecycle.status_size import (
+    LONGEST_CONDITION,
+    MAX_STATUS_BYTES,
+    cut,
+    cut_utf8,
+    json_bytes,
+    within_budget,
+)
 
 _ORDER: Final = {str(kind): position for position, kind in enumerate(Condition)}
 LONGEST_EVENT: Final = 1024
@@ -189,10 +196,14 @@ class StatusBuilder:
         self.add_event(reason, cause, warning=True)
 
     def changed(self) -> bool:
-        """Whether the status differs from the one that was read."""
-        if self.current is self.read:
-            return bool(self.dropped)
+        """Whether the status differs from the one that was read, or that one is too large."""
+        if self.current is self.read and not self.dropped and not self._too_large():
+            return False
         return self._moved() or self.wire() != (self.body.get("status") or {})
+
+    def _too_large(self) -> bool:
+        """Whether the status that was read exceeds its budget; an earlier version may have written it."""
+        return json_bytes(self.body.get("status") or {}) > MAX_STATUS_BYTES
 
     def _moved(self) -> bool:
         """Whether the run has done an iteration: most writes are for that, and JSON need not be compared."""

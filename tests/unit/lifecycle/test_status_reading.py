@@ -57,6 +57,7 @@ def test_an_upgrade_does_not_write_the_ledger_of_an_ended_run_again() -> None:
     assert ledger is not None
     status.set(ledger=advance(ledger, State("idle", "Succeeded"), 2e9, [], ended=True))
     assert status.dropped == ()
+    assert status.wire() == status.body["status"]
     assert not status.changed()
 
 

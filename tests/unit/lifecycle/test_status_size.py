@@ -9,6 +9,7 @@ from megatron_contract.progress import ProgressReport
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import MegatronRecipeStatus
+from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.ledger_state import update_ledger, update_reported_times
 from megatron_operator.lifecycle.node_evidence import NODE_LOST, add_evidence
 from megatron_operator.lifecycle.pod_termination import PodEnd
@@ -26,7 +27,7 @@ from megatron_operator.lifecycle.status_size import (
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.time_ledger import LONGEST_CAUSE, MAX_LOSSES, MAX_MARKS
 
-from tests.unit.conftest import Run
+from tests.unit.conftest import NOW, Run
 
 BUDGET = 100 * 1024
 LONGEST_MESSAGE_OF_KUBERNETES = 32_768
@@ -120,7 +121,24 @@ def test_whatever_pods_report_the_status_stays_within_its_size(polls: Any) -> No
                 update_reported_times(status, run.reading)
             check(status)
             run.write(status)
-        assert not run.status().changed()
+        assert run.status().wire() == run.body["status"], "it is read as it was written"
+
+
+def test_a_status_above_the_budget_that_another_version_wrote_is_written_again(run: Any) -> None:
+    """Also that of a run that has ended, of which nothing else changes."""
+    condition = {
+        "type": "Failed",
+        "status": "True",
+        "reason": "JobFailed",
+        "message": "x" * 110_000,
+        "lastTransitionTime": timestamp(NOW),
+    }
+    run.body["status"] = {"phase": "Failed", "conditions": [condition]}
+    status = run.status()
+    assert status.changed()
+    run.write(status)
+    assert json_bytes(run.body["status"]) <= MAX_STATUS_BYTES
+    assert not run.status().changed()
 
 
 def test_many_long_warnings_of_many_pods_are_cut_to_a_few(run: Any) -> None:
