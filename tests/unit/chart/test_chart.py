@@ -257,6 +257,23 @@ def test_the_operator_parses_the_platform_of_the_simulated_values(render: Any) -
     assert platform.wire() == yaml.safe_load(SIMULATED.read_text())["platform"] | platform.wire()
 
 
+def test_images_may_be_named_by_digest(render: Any) -> None:
+    digest = f"@sha256:{'0' * 64}"
+    values = {
+        "image": f"registry.example/operator{digest}",
+        "platform": {"image": f"registry.example/trainer{digest}"},
+        "ui": {"enabled": True},
+    }
+    objects = render(values)
+    deployments = [item for item in objects if item["kind"] == "Deployment"]
+    assert len(deployments) == 2, "operator and page"
+    for each in deployments:
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == values["image"]
+    config_map = of_kind(objects, "ConfigMap", "megatron-platform")
+    assert parse_platform(config_map["data"][PLATFORM_KEY], "the chart").image == values["platform"]["image"]
+
+
 @pytest.mark.parametrize(
     ("values", "where"),
     [
