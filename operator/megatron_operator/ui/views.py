@@ -13,6 +13,7 @@ from megatron_operator.cli.fleet_ledger import fleet_ledger, left_out
 from megatron_operator.cli.run_ledger import run_ledger
 from megatron_operator.cli.run_status import is_outdated
 from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost, timeline
+from megatron_operator.cli.weekly_ledger import weekly_ledger
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.charts import Line, Mark, Part, bar, line_chart, short
 from megatron_operator.ui.history import RunHistory
@@ -240,29 +241,36 @@ def ledger(recipe: Object, now: float) -> Object | None:
 
 
 def fleet(recipes: Sequence[Object], now: float) -> Object:
-    """GPU hours and cost of all these runs, by namespace and category, and what is left out."""
+    """GPU hours and cost of all these runs, by namespace, week and category, and what is left out."""
     found = fleet_ledger(recipes, now, None)
     total = found["total"]
-    rows = [
-        (
-            each["namespace"],
-            f"{each['runs']:,}",
-            f"{each['gpuHours']:,.1f}",
-            f"{each['lostGpuHours']:,.1f}",
-            f"{each['lostShare']:.1%}",
-            None if each["cost"] is None else f"{each['cost']:,.2f}",
-        )
-        for each in [*found["namespaces"], *([total | {"namespace": "total"}] if total["runs"] else [])]
+    of_all = [total | {"namespace": "total"}] if total["runs"] else []
+    rows = [(each["namespace"], *_amounts(each)) for each in [*found["namespaces"], *of_all]]
+    weeks = [
+        (each["week"], each["namespace"], *_amounts(each))
+        for each in weekly_ledger(recipes, now, None)["weeks"]
     ]
     categories = [
         (each["category"], f"{each['gpuHours']:,.1f}") for each in total["categories"] if each["gpuHours"]
     ]
     return {
         "rows": rows,
+        "weeks": weeks,
         "categories": categories,
         "priced": total["cost"] is not None,
         "notes": left_out(found),
     }
+
+
+def _amounts(entry: Object) -> tuple[str | None, ...]:
+    """Runs, GPU hours, lost ones, their share, and the cost where a price is known."""
+    return (
+        f"{entry['runs']:,}",
+        f"{entry['gpuHours']:,.1f}",
+        f"{entry['lostGpuHours']:,.1f}",
+        f"{entry['lostShare']:.1%}",
+        None if entry["cost"] is None else f"{entry['cost']:,.2f}",
+    )
 
 
 def problems(status: MegatronRecipeStatus) -> list[str]:

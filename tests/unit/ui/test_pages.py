@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.cli.fleet_ledger import DELETED, fleet_ledger
+from megatron_operator.cli.weekly_ledger import weekly_ledger
 from megatron_operator.ui.app import HEADERS
 from starlette.testclient import TestClient
 
@@ -215,7 +216,7 @@ def test_runs_that_are_outdated_have_a_warning(page: TestClient, runs: ExampleRu
 def test_gpu_hours_are_the_sums_of_the_command(page: TestClient, runs: ExampleRuns) -> None:
     found = fleet_ledger(list(runs.recipes.values()), NOW, None)
     text = text_of(page, "/ledger")
-    rows = dict(re.findall(r'<tr><th scope="row">(\w+)</th>(.+?)</tr>', text))
+    rows = dict(re.findall(r'<tr><th scope="row">(\w+)</th>(.+?)</tr>', text.partition("By week")[0]))
     entries = {
         each["namespace"]: each for each in [*found["namespaces"], found["total"] | {"namespace": "total"}]
     }
@@ -225,6 +226,21 @@ def test_gpu_hours_are_the_sums_of_the_command(page: TestClient, runs: ExampleRu
         cells = re.findall(r'<td class="number">(.+?)</td>', rows[name])
         assert cells[:3] == [f"{each['runs']:,}", f"{each['gpuHours']:,.1f}", f"{each['lostGpuHours']:,.1f}"]
     assert DELETED in text
+
+
+def test_gpu_hours_by_week_are_the_sums_of_the_command(page: TestClient, runs: ExampleRuns) -> None:
+    found = weekly_ledger(list(runs.recipes.values()), NOW, None)["weeks"]
+    section = text_of(page, "/ledger").partition("By week")[2].partition("</section>")[0]
+    rows = re.findall(r'<tr><th scope="row">(.+?)</th><td>(.+?)</td>(.+?)</tr>', section)
+    assert [row[:2] for row in rows] == [(each["week"], each["namespace"]) for each in found]
+    assert found
+    for (_, _, cells), each in zip(rows, found, strict=True):
+        numbers = re.findall(r'<td class="number">(.+?)</td>', cells)
+        assert numbers[:3] == [
+            f"{each['runs']:,}",
+            f"{each['gpuHours']:,.1f}",
+            f"{each['lostGpuHours']:,.1f}",
+        ]
 
 
 def test_gpu_hours_of_one_namespace_are_those_of_its_runs(page: TestClient) -> None:
