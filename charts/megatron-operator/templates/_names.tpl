@@ -57,14 +57,33 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end }}
 {{- end }}
 
+{{/* The kind of job that the cluster was found to have, where the values name none and it is not PyTorchJob. The choice
+is kept, as runs keep their kind: a training-operator that is installed later changes nothing. */}}
+{{- define "megatron-operator.chosenJobBackend" -}}
+{{- $gangs := dig "gangScheduling" "scheduler" "kubernetes" .Values.platform }}
+{{- if and (not (dig "jobBackend" "" .Values.platform)) (eq $gangs "kubernetes") }}
+{{- $before := (lookup "v1" "ConfigMap" .Release.Namespace "megatron-platform").metadata | default dict }}
+{{- $kept := dig "annotations" "megatron.training/chosen-job-backend" "" $before }}
+{{- $has := .Capabilities.APIVersions }}
+{{- if $kept }}{{ $kept }}
+{{- else if and (not ($has.Has "kubeflow.org/v1/PyTorchJob")) ($has.Has "jobset.x-k8s.io/v1alpha2/JobSet") }}jobset
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The kind of job of new runs. */}}
+{{- define "megatron-operator.jobBackend" -}}
+{{ dig "jobBackend" "" .Values.platform | default (include "megatron-operator.chosenJobBackend" .) | default "pytorchjob" }}
+{{- end }}
+
 {{/* Whether the operator handles JobSets: true or nothing. */}}
 {{- define "megatron-operator.jobsets" -}}
-{{ if or .Values.jobSets (eq (dig "jobBackend" "" .Values.platform) "jobset") }}true{{ end }}
+{{ if or .Values.jobSets (eq (include "megatron-operator.jobBackend" .) "jobset") }}true{{ end }}
 {{- end }}
 
 {{/* Whether the operator handles TrainJobs: true or nothing. */}}
 {{- define "megatron-operator.trainjobs" -}}
-{{ if or .Values.trainJobs (eq (dig "jobBackend" "" .Values.platform) "trainjob") }}true{{ end }}
+{{ if or .Values.trainJobs (eq (include "megatron-operator.jobBackend" .) "trainjob") }}true{{ end }}
 {{- end }}
 
 {{/* Whether gangs are those of Kubernetes' own scheduler. */}}
@@ -91,11 +110,11 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 # create only with platform.jobBackend jobset.
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
-  verbs: [get, list, watch, {{ if eq (dig "jobBackend" "" .Values.platform) "jobset" }}create, {{ end }}delete]
+  verbs: [get, list, watch, {{ if eq (include "megatron-operator.jobBackend" .) "jobset" }}create, {{ end }}delete]
 {{- end }}
 {{- if include "megatron-operator.trainjobs" . }}
 # create and update only with platform.jobBackend trainjob.
-{{- $create := eq (dig "jobBackend" "" .Values.platform) "trainjob" }}
+{{- $create := eq (include "megatron-operator.jobBackend" .) "trainjob" }}
 - apiGroups: [trainer.kubeflow.org]
   resources: [trainjobs]
   verbs: [get, list, watch, {{ if $create }}create, {{ end }}delete]

@@ -256,7 +256,7 @@ class PlatformConfig(ApiModel):
     such a run."""
     job_backend: JobBackendName = "pytorchjob"
     """Kind of training job of new runs; a job that exists keeps its kind. `jobset` needs JobSet in the
-    cluster, `trainjob` Kubeflow Trainer v2, and neither can be combined with `gangScheduling`."""
+    cluster, `trainjob` Kubeflow Trainer v2, and of `gangScheduling` they take only Kubernetes' own."""
     gang_scheduling: GangScheduling | None = None
     """Gang scheduling without Kueue; default none."""
     recovery_priority_class_name: Name | None = None
