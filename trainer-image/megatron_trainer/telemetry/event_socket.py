@@ -1,14 +1,20 @@
 """Receives the events of a pod's ranks."""
 
+import itertools
 import json
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from megatron_trainer.telemetry.reporter import MAX_EVENT_BYTES
+
+_LONGEST_DRAIN: Final = 10.0
+"""Seconds."""
+_MARK: Final = "mark"
 
 
 class EventSocket:
@@ -21,6 +27,8 @@ class EventSocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         self._socket.bind(self.address)
+        self._numbers = itertools.count()
+        self._marks: dict[int, threading.Event] = {}
 
     @property
     def folder(self) -> Path:
@@ -32,29 +40,40 @@ class EventSocket:
         threading.Thread(target=self._listen, daemon=True, name="rank-events").start()
 
     def drain(self) -> None:
-        """Apply the events that have arrived: a rank's last one is needed before its exit is classified."""
-        self._socket.setblocking(False)
+        """Return once the listening thread has applied all events that have arrived.
+
+        A rank's last one is needed before its exit is classified, and the thread may have taken it from the
+        socket and not applied it yet. So a mark is sent after it, which that thread reaches last.
+        """
+        number, reached = next(self._numbers), threading.Event()
+        self._marks[number] = reached
         try:
-            while True:
-                self._handle(self._socket.recv(MAX_EVENT_BYTES))
-        except BlockingIOError:
-            return
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(_LONGEST_DRAIN)
+                sender.sendto(json.dumps({_MARK: number}).encode(), self.address)
+            reached.wait(_LONGEST_DRAIN)
+        except OSError as error:
+            print(f"megatron-train: events of the ranks may be missing: {error}", file=sys.stderr, flush=True)
         finally:
-            self._socket.setblocking(True)
+            del self._marks[number]
 
     def _listen(self) -> None:
         while True:
             try:
                 data = self._socket.recv(MAX_EVENT_BYTES)
-            except BlockingIOError:
-                continue
             except OSError:
                 return
             self._handle(data)
 
     def _handle(self, data: bytes) -> None:
         try:
-            self._apply(json.loads(data))
+            event = json.loads(data)
+            if not isinstance(event, dict):
+                return
+            if (reached := self._marks.get(event.get(_MARK, -1))) is not None:
+                reached.set()
+            else:
+                self._apply(event)
         except ValueError:
             # Cut at MAX_EVENT_BYTES, or with a value of the wrong type (WireError): later events must arrive.
             return

@@ -1,7 +1,7 @@
 """What a rank reports: events to its pod's launcher, and one line per iteration to the run's progress file.
 
 Events are JSON datagrams on a Unix socket. An event is dropped if the socket is full or closed: reporting
-never blocks training.
+never blocks training. The last one, why the rank ends, waits for a launcher that gets no processor.
 """
 
 import json
@@ -28,6 +28,9 @@ FINISHED = 99
 
 MAX_EVENT_BYTES = 16 << 10
 _MAX_UNWRITTEN_BYTES = 1 << 20
+# Seconds for which a full socket is waited for: by an event, and by one after which the rank ends.
+_PATIENCE, _LAST_PATIENCE = 0.2, 10.0
+_LAST_EVENTS = frozenset({"failed", "finished"})
 
 
 class Reporter:
@@ -38,12 +41,12 @@ class Reporter:
         self.generation = int(os.environ.get(GENERATION_ENV, "0"))
         self._address = os.environ.get(SOCKET_ENV)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(0.2)
 
     def send(self, event: str, **fields: Any) -> None:
         """Send `event` with `fields`, which must be JSON values. Never raises OSError."""
         if not self._address:
             return
+        self._socket.settimeout(_LAST_PATIENCE if event in _LAST_EVENTS else _PATIENCE)
         message = {"event": event, "rank": self.rank, "generation": self.generation, "time": time.time()}
         message |= fields
         try:
