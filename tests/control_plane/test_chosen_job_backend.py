@@ -63,6 +63,9 @@ def test_what_was_chosen_before_is_kept_until_the_values_name_another(
     api.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
     try:
         assert platform_of(cluster, namespace, tmp_path, {})["jobBackend"] == "jobset"
+        gangs = {"gangScheduling": {"scheduler": "coscheduling"}}
+        kept = platform_of(cluster, namespace, tmp_path, gangs)["jobBackend"]
+        assert kept == "jobset", "the operator refuses it with these gangs, as where it is named"
         named = {"jobBackend": "pytorchjob"}
         assert platform_of(cluster, namespace, tmp_path, named)["jobBackend"] == "pytorchjob"
     finally:

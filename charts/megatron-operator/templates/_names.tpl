@@ -57,16 +57,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end }}
 {{- end }}
 
-{{/* The kind of job that the cluster was found to have, where the values name none and it is not PyTorchJob. The choice
-is kept, as runs keep their kind: a training-operator that is installed later changes nothing. */}}
+{{/* The kind of job that the cluster was found to have when the release was installed, where the values name none and it
+is not PyTorchJob. The choice is kept, as runs keep their kind: what is installed or missing later changes nothing. */}}
 {{- define "megatron-operator.chosenJobBackend" -}}
+{{- if not (dig "jobBackend" "" .Values.platform) }}
+{{- $before := (lookup "v1" "ConfigMap" .Release.Namespace "megatron-platform").metadata }}
 {{- $gangs := dig "gangScheduling" "scheduler" "kubernetes" .Values.platform }}
-{{- if and (not (dig "jobBackend" "" .Values.platform)) (eq $gangs "kubernetes") }}
-{{- $before := (lookup "v1" "ConfigMap" .Release.Namespace "megatron-platform").metadata | default dict }}
-{{- $kept := dig "annotations" "megatron.training/chosen-job-backend" "" $before }}
 {{- $has := .Capabilities.APIVersions }}
-{{- if $kept }}{{ $kept }}
-{{- else if and (not ($has.Has "kubeflow.org/v1/PyTorchJob")) ($has.Has "jobset.x-k8s.io/v1alpha2/JobSet") }}jobset
+{{- $only := and (not ($has.Has "kubeflow.org/v1/PyTorchJob")) ($has.Has "jobset.x-k8s.io/v1alpha2/JobSet") }}
+{{- if $before }}{{ dig "annotations" "megatron.training/chosen-job-backend" "" $before }}
+{{- else if and $only (eq $gangs "kubernetes") }}jobset
 {{- end }}
 {{- end }}
 {{- end }}

@@ -6,11 +6,12 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from megatron_trainer.telemetry.reporter import MAX_EVENT_BYTES
+from megatron_trainer.telemetry.reporter import MAX_EVENT_BYTES, wait_for_room
 
 _LONGEST_DRAIN: Final = 10.0
 """Seconds."""
@@ -47,11 +48,13 @@ class EventSocket:
         """
         number, reached = next(self._numbers), threading.Event()
         self._marks[number] = reached
+        deadline = time.monotonic() + _LONGEST_DRAIN
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.settimeout(_LONGEST_DRAIN)
+                wait_for_room(sender, _LONGEST_DRAIN)
                 sender.sendto(json.dumps({_MARK: number}).encode(), self.address)
-            reached.wait(_LONGEST_DRAIN)
+            if not reached.wait(deadline - time.monotonic()):
+                raise TimeoutError(f"they are not read within {_LONGEST_DRAIN:.0f} s")
         except OSError as error:
             print(f"megatron-train: events of the ranks may be missing: {error}", file=sys.stderr, flush=True)
         finally:
@@ -68,14 +71,12 @@ class EventSocket:
     def _handle(self, data: bytes) -> None:
         try:
             event = json.loads(data)
-            if not isinstance(event, dict):
-                return
-            if (reached := self._marks.get(event.get(_MARK, -1))) is not None:
-                reached.set()
-            else:
+            if _MARK not in event:
                 self._apply(event)
-        except ValueError:
-            # Cut at MAX_EVENT_BYTES, or with a value of the wrong type (WireError): later events must arrive.
+            elif (reached := self._marks.get(event[_MARK])) is not None:
+                reached.set()
+        except (ValueError, KeyError, TypeError):
+            # Cut at MAX_EVENT_BYTES, or not an event (WireError for a value): later ones must arrive.
             return
 
     def close(self) -> None:

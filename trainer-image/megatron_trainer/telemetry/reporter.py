@@ -7,6 +7,7 @@ never blocks training. The last one, why the rank ends, waits for a launcher tha
 import json
 import os
 import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ _PATIENCE, _LAST_PATIENCE = 0.2, 10.0
 _LAST_EVENTS = frozenset({"failed", "finished"})
 
 
+def wait_for_room(sender: socket.socket, seconds: float) -> None:
+    """Let a socket wait so long for room in the receiver's queue, in the kernel.
+
+    A time-out of Python's would try again and again: of a datagram socket that is not connected, poll looks
+    at its own queue alone.
+    """
+    whole, rest = divmod(round(seconds * 1e6), 10**6)
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, rest))
+
+
 class Reporter:
     """Sends one rank's events to its launcher. Without a socket in the environment it sends nothing."""
 
@@ -46,7 +57,7 @@ class Reporter:
         """Send `event` with `fields`, which must be JSON values. Never raises OSError."""
         if not self._address:
             return
-        self._socket.settimeout(_LAST_PATIENCE if event in _LAST_EVENTS else _PATIENCE)
+        wait_for_room(self._socket, _LAST_PATIENCE if event in _LAST_EVENTS else _PATIENCE)
         message = {"event": event, "rank": self.rank, "generation": self.generation, "time": time.time()}
         message |= fields
         try:

@@ -40,10 +40,18 @@ def test_events_that_have_arrived_are_applied(events: EventSocket, status: Statu
     assert (status.report.iteration, status.report.lm_loss) == (3, 2.5)
 
 
-@pytest.mark.parametrize("data", [b'{"event": "iter', b"[1", b"[1]", b"\xff"])
+@pytest.mark.parametrize("data", [b'{"event": "iter', b"[1", b"[1]", b"1", b"{}", b"\xff"])
 def test_an_incomplete_event_is_dropped(data: bytes, events: EventSocket, status: Status) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.sendto(data, events.address)
+    Reporter().send("iteration", iteration=3)
+    events.drain()
+    assert status.report.iteration == 3
+
+
+def test_a_mark_that_nobody_waits_for_any_more_is_dropped(events: EventSocket, status: Status) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b'{"mark": 77}', events.address)
     Reporter().send("iteration", iteration=3)
     events.drain()
     assert status.report.iteration == 3
