@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from localcluster.hostcontrollers import free_port
 from urllib3.exceptions import HTTPError
 
 from bench.fleet_operator import SHORTEST
@@ -25,7 +26,7 @@ from bench.fleet_report import PAGE, Measured, page, table
 from bench.fleet_trainer import SAVE_STEPS, SHRINK_AFTER, Trainer
 from bench.fleet_world import FleetPods, Trace, World
 from bench.interruptions import PER_POD
-from bench.operator_metrics import RECONCILES, free_port, scrape, total
+from bench.operator_metrics import RECONCILES, scrape, total
 from bench.scale_cluster import (
     NAMESPACE,
     PLATFORM,

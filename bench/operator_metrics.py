@@ -1,17 +1,9 @@
 """The Prometheus metrics of an operator under measurement."""
 
-import socket
 import urllib.request
 from typing import Final
 
 RECONCILES: Final = "megatron_operator_reconciles_total"
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def scrape(port: int) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from localcluster.hostcontrollers import free_port
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.lifecycle.desired import Config, desired_state, planning_input
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
-from bench.operator_metrics import RECONCILES, free_port, scrape, total
+from bench.operator_metrics import RECONCILES, scrape, total
 from bench.scale_cluster import (
     NAMESPACE,
     PLATFORM,

@@ -245,9 +245,10 @@ def fleet(recipes: Sequence[Object], now: float) -> Object:
     found = fleet_ledger(recipes, now, None)
     total = found["total"]
     of_all = [total | {"namespace": "total"}] if total["runs"] else []
-    rows = [(each["namespace"], *_amounts(each)) for each in [*found["namespaces"], *of_all]]
+    priced = total["cost"] is not None
+    rows = [(each["namespace"], _amounts(each, priced=priced)) for each in [*found["namespaces"], *of_all]]
     weeks = [
-        (each["week"], each["namespace"], *_amounts(each))
+        (each["week"], each["namespace"], _amounts(each, priced=priced))
         for each in weekly_ledger(recipes, now, None)["weeks"]
     ]
     categories = [
@@ -257,20 +258,21 @@ def fleet(recipes: Sequence[Object], now: float) -> Object:
         "rows": rows,
         "weeks": weeks,
         "categories": categories,
-        "priced": total["cost"] is not None,
+        "priced": priced,
         "notes": left_out(found),
     }
 
 
-def _amounts(entry: Object) -> tuple[str | None, ...]:
-    """Runs, GPU hours, lost ones, their share, and the cost where a price is known."""
-    return (
+def _amounts(entry: Object, *, priced: bool) -> list[str]:
+    """Runs, GPU hours, lost ones, their share, and the cost where one is known of any row."""
+    cost = "–" if entry["cost"] is None else f"{entry['cost']:,.2f}"
+    return [
         f"{entry['runs']:,}",
         f"{entry['gpuHours']:,.1f}",
         f"{entry['lostGpuHours']:,.1f}",
         f"{entry['lostShare']:.1%}",
-        None if entry["cost"] is None else f"{entry['cost']:,.2f}",
-    )
+        *([cost] if priced else []),
+    ]
 
 
 def problems(status: MegatronRecipeStatus) -> list[str]:

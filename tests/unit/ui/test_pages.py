@@ -243,6 +243,16 @@ def test_gpu_hours_by_week_are_the_sums_of_the_command(page: TestClient, runs: E
         ]
 
 
+def test_gpu_hours_have_their_cost_where_a_price_is_known(page: TestClient, runs: ExampleRuns) -> None:
+    assert ">Cost</th>" not in text_of(page, "/ledger")
+    for recipe in runs.recipes.values():
+        recipe["status"].setdefault("plan", {})["pricePerGpuHour"] = 2.5
+    text = text_of(page, "/ledger")
+    assert text.count(">Cost</th>") == 2, "by namespace and by week"
+    cost = fleet_ledger(list(runs.recipes.values()), NOW, None)["total"]["cost"]
+    assert f'<td class="number">{cost:,.2f}</td>' in text
+
+
 def test_gpu_hours_of_one_namespace_are_those_of_its_runs(page: TestClient) -> None:
     text = text_of(page, "/ledger?namespace=research")
     assert re.findall(r'<tr><th scope="row">(\w+)</th>', text)[:2] == ["research", "total"]
