@@ -31,9 +31,11 @@ def platform_of(cluster: Cluster, namespace: str, folder: Path, platform: Object
         [
             cluster.paths.binary("helm"), "install", RELEASE, CHART, "--namespace", namespace,
             "--values", values, "--kubeconfig", cluster.kubeconfig, "--dry-run=server", "-o", "json",
+            "--take-ownership",  # other tests have applied the objects of the whole cluster without helm
         ],
-        check=True, capture_output=True, text=True,
+        capture_output=True, text=True,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     objects = yaml.safe_load_all(json.loads(done.stdout)["manifest"])
     config_map = next(item for item in objects if item and item["metadata"]["name"] == "megatron-platform")
     found: Object = yaml.safe_load(config_map["data"]["platform.yaml"])
