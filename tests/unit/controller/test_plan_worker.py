@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 from megatron_operator.api.errors import PlanningLimitError
 from megatron_operator.controller.plan_worker import LARGEST_REPLY, PlanWorker
@@ -65,6 +66,22 @@ async def test_a_process_that_is_killed_during_a_call_is_replaced_and_the_call_r
     os.kill(first, signal.SIGKILL)
     assert await call == sum(range(3 * 10**7))
     assert worker.pid != first
+    await worker.stop()
+
+
+async def test_a_process_that_is_not_needed_for_some_time_is_ended_and_the_next_call_starts_one() -> None:
+    worker = PlanWorker(idle_seconds=0.0)
+    first = psutil.Process(await worker.call(os.getpid))
+    await asyncio.to_thread(first.wait, 60)
+    assert worker.pid is None
+    assert await worker.call(os.getpid) != first.pid
+    await worker.stop()
+
+
+async def test_a_call_keeps_the_process_that_would_be_ended() -> None:
+    worker = PlanWorker(idle_seconds=0.0)
+    first = await worker.call(os.getpid)
+    assert await worker.call(os.getpid) == first
     await worker.stop()
 
 
