@@ -14,6 +14,7 @@ from typing import Any, Final
 from localcluster.hostcontrollers import free_port
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.controller.progress_poller import RUNS_PER_SECOND
 from megatron_operator.lifecycle.desired import Config, desired_state, planning_input
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
@@ -42,8 +43,6 @@ RESTART_LIMIT: Final = 120.0
 FAULTS: Final = 3
 WRITE_INTERVAL: Final = 30.0
 """Seconds between two writes of a run's progress, at least."""
-POLLS_PER_SECOND: Final = 50
-"""What all runs share."""
 IDLE_SECONDS: Final = 5.0
 KILLED: Final = 138
 """Exit code of a rank that the training-operator replaces."""
@@ -245,7 +244,7 @@ def _operating(bench: Bench, recipes: int, *more: str) -> Iterator[tuple[Operato
 
 def _wait_until_written(recipes: int) -> None:
     """Until the progress of runs that stand still is written: at the second poll after the last write."""
-    time.sleep(WRITE_INTERVAL + 2 * recipes / POLLS_PER_SECOND)
+    time.sleep(WRITE_INTERVAL + 2 * recipes / RUNS_PER_SECOND)
 
 
 def _training(bench: Bench) -> int:

@@ -31,8 +31,10 @@ CONCURRENCY: Final = {Standing.PROMPT: 32, Standing.SLOW: 16, Standing.NEW: 32, 
 """Slots for requests, over all runs: pods that answer late or not at all take none from those that answer."""
 ALL_PODS_UP_TO: Final = 8
 """In larger gangs only the first and the last pod are polled: rank 0, and the stage that knows the loss."""
-RUNS_PER_SECOND: Final = 50
-"""With more runs that answer than that in an interval, the interval grows."""
+RUNS_PER_SECOND: Final = 40
+"""With more runs that answer than that in an interval, the interval grows, up to LONGEST_INTERVAL."""
+LONGEST_INTERVAL: Final = 50.0
+"""Seconds: an answer that is older than a minute is none for hang detection."""
 LONGEST_REST: Final = 6
 """Most rounds in a row in which a pod that lets requests time out is not asked."""
 LONGEST_REST_SECONDS: Final = 30.0
@@ -188,7 +190,8 @@ class ProgressPoller:
 
     def _interval(self) -> float:
         """Seconds between two rounds of a run. Runs that do not answer cost little, and do not count."""
-        return max(self._settings.progress_interval, len(self._answering) / RUNS_PER_SECOND)
+        spread = min(len(self._answering) / RUNS_PER_SECOND, LONGEST_INTERVAL)
+        return max(self._settings.progress_interval, spread)
 
     async def _poll(self, key: RecipeKey, run: _Run, requests: asyncio.TaskGroup) -> None:
         """One round: ask the pods that are due, and publish what those that usually answer report."""
@@ -263,7 +266,7 @@ class ProgressPoller:
 
     def _longest_rest(self) -> int:
         interval = max(self._interval(), LONGEST_REST_SECONDS / LONGEST_REST)
-        return max(1, int(LONGEST_REST_SECONDS / interval))
+        return int(LONGEST_REST_SECONDS / interval)
 
     async def _fetch(self, key: RecipeKey, target: ProgressTarget) -> ProgressReport:
         """A pod's report. Raises AnswerError, WireError and OSError."""

@@ -14,6 +14,7 @@ from megatron_operator.controller.pod_http import AnswerError
 from megatron_operator.controller.polled_pod import Slots, Standing
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.settings import Settings
+from megatron_operator.lifecycle import hang_detection
 from megatron_operator.lifecycle.progress_reading import ProgressTarget
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -267,12 +268,19 @@ async def test_an_old_answer_of_a_silent_pod_is_not_part_of_a_reading() -> None:
     assert reading.report.phase == "rendezvous"
 
 
-async def test_long_rounds_do_not_make_rests_longer_than_hang_detection_allows() -> None:
+@pytest.mark.parametrize(("runs", "polls"), [(1000, 10), (2000, 20)], ids=["25-s", "50-s"])
+async def test_long_rounds_do_not_make_rests_longer_than_hang_detection_allows(runs: int, polls: int) -> None:
     poller = Scripted("pod-0")
-    poller._answering.update(RecipeKey("default", f"run-{number}") for number in range(1000))
+    poller._answering.update(RecipeKey("default", f"run-{number}") for number in range(runs))
     poller.behaviour["pod-0"] = TimeoutError()
     await poller.rounds(20)
-    assert poller.polls["pod-0"] == 10, "every second round of 20 s"
+    assert poller.polls["pod-0"] == polls, "every second round of 25 s, every round of 50 s"
+
+
+async def test_however_many_runs_answer_each_is_asked_before_its_answer_is_stale() -> None:
+    poller = Scripted("pod-0")
+    poller._answering.update(RecipeKey("default", f"run-{number}") for number in range(10_000))
+    assert poller._interval() + progress_poller.TIMEOUT < hang_detection.STALE
 
 
 async def test_runs_that_do_not_answer_do_not_make_the_rounds_of_others_longer() -> None:
