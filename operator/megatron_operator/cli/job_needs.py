@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from megatron_operator.api.platform import KUBERNETES, PlatformConfig
+
 PYTORCHJOBS = "pytorchjobs.kubeflow.org"
 JOBSETS = "jobsets.jobset.x-k8s.io"
 TRAINJOBS = "trainjobs.trainer.kubeflow.org"
@@ -56,3 +58,12 @@ def available(chosen: str, crds: Collection[str]) -> str | None:
         (name for name, needs in NEEDS.items() if name != chosen and all(each.crd in crds for each in needs)),
         None,
     )
+
+
+def chosen(platform: PlatformConfig | None, crds: Collection[str]) -> str:
+    """The platform's `jobBackend`; where it names none, what the chart chooses in a cluster with `crds`."""
+    if platform is not None and "job_backend" in platform.model_fields_set:
+        return platform.job_backend
+    gangs = None if platform is None else platform.gang_scheduling
+    only_jobsets = JOBSETS in crds and PYTORCHJOBS not in crds
+    return "jobset" if only_jobsets and (gangs is None or gangs.scheduler == KUBERNETES) else "pytorchjob"

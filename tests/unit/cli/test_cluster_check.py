@@ -225,9 +225,30 @@ def test_what_the_platforms_kind_of_job_needs_is_checked(
 def test_a_missing_kind_of_job_is_answered_with_one_that_the_cluster_has(
     crds: list[str], other: str | None
 ) -> None:
-    found = check(replace(COMPLETE, crds=[named(RECIPES), *map(named, crds)]), "PyTorchJob")
+    objects = replace(COMPLETE, crds=[named(RECIPES), *map(named, crds)])
+    findings = run_checks(objects, platform(jobBackend="pytorchjob"))
+    found = next(each for each in findings if each.check == "PyTorchJob")
     assert found.state == "missing"
     assert (f"or set jobBackend: {other}" in found.fix) == (other is not None)
+
+
+@pytest.mark.parametrize(
+    ("crds", "gangs", "kind"),
+    [
+        (["jobsets.jobset.x-k8s.io"], {}, "JobSet"),
+        (["jobsets.jobset.x-k8s.io"], {"gangScheduling": {"scheduler": "kubernetes"}}, "JobSet"),
+        (["jobsets.jobset.x-k8s.io"], {"gangScheduling": {"scheduler": "coscheduling"}}, "PyTorchJob"),
+        (["jobsets.jobset.x-k8s.io", "pytorchjobs.kubeflow.org"], {}, "PyTorchJob"),
+        (["trainjobs.trainer.kubeflow.org"], {}, "PyTorchJob"),
+    ],
+)
+def test_a_platform_that_names_no_kind_of_job_needs_what_the_chart_chooses(
+    crds: list[str], gangs: dict[str, Any], kind: str
+) -> None:
+    objects = replace(COMPLETE, crds=[named(RECIPES), *map(named, crds)])
+    for found in (run_checks(objects, platform(**gangs)), [] if gangs else run_checks(objects, None)):
+        assert {each.check for each in found} & {"PyTorchJob", "JobSet", "TrainJob"} <= {kind}
+    assert kind in {each.check for each in run_checks(objects, platform(**gangs))}
 
 
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
