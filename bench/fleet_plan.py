@@ -1,8 +1,8 @@
 """The fleet of `make bench-fleet`: which runs arrive when, and what fails in them, all of it from a seed.
 
 Rates: Llama 3 405B had 466 interruptions in 54 days on 16,384 GPUs (`bench.interruptions`), one in 45,567
-GPU-hours. ByteRobust (arXiv:2509.16293) counts 43,264 explicit and 5,948 implicit failures; that rate is not
-published by GPU-hour, so the rate is Llama 3's for both mixes.
+GPU-hours. ByteRobust's incidents (`bench.fleet_incidents`) are not published by GPU-hour, so the rate is
+Llama 3's for both mixes.
 """
 
 import random
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from bench.fleet_incidents import CAUSES
 from bench.interruptions import DAYS, INTERRUPTIONS, PER_POD, PLANNED, UNEXPECTED, Cause, Effect
 
 GPU_HOURS_BETWEEN: Final = DAYS * 24 * 2048 * PER_POD / INTERRUPTIONS
@@ -41,15 +42,9 @@ _HOW: Final = {
     Effect.DRAIN: (Injection.POD_EVICTED,),
 }
 """Each of them is as likely. The papers have no such split: it is an assumption."""
-_EXPLICIT: Final = 43_264
-_IMPLICIT: Final = 5_948
 MIXES: Final[dict[str, tuple[Cause, ...]]] = {
     "llama3": (*UNEXPECTED, PLANNED),
-    # Which effect an explicit failure has is an assumption: a quarter each.
-    "byterobust": (
-        *(Cause("explicit failure", _EXPLICIT // 4, each) for each in Effect if each is not Effect.HANG),
-        Cause("implicit failure", _IMPLICIT, Effect.HANG),
-    ),
+    "byterobust": CAUSES,
 }
 """Name -> causes with their counts, which are their weights."""
 

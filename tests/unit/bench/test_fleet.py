@@ -4,10 +4,12 @@ from itertools import islice
 
 import pytest
 
+from bench.fleet_incidents import CAUSES, EXPLICIT, IMPLICIT, INCIDENTS, MANUAL
 from bench.fleet_operator import SCALED
 from bench.fleet_plan import GPU_HOURS_BETWEEN, LOAD, MIXES, Injection, PlannedFault, faults, plan_runs
 from bench.fleet_pods import seen
 from bench.fleet_trainer import STEP, Interruption, Member, Trainer, fleet_time
+from bench.interruptions import Effect
 from bench.wall_time import Scale
 
 FACTOR = 1000.0
@@ -60,6 +62,37 @@ def test_faults_come_at_the_published_rate(mix: str) -> None:
     found = list(islice(faults("run", mix, 2.0, 1), 4000))
     assert found[-1].gpu_hours / len(found) == pytest.approx(GPU_HOURS_BETWEEN / 2, rel=0.05)
     assert {each.injection for each in found} == set(Injection)
+
+
+def test_the_incidents_have_the_published_shares() -> None:
+    whole = sum(each.count for each in INCIDENTS)
+    assert whole == 55_365
+    shares = [round(100 * each.count / whole, 1) for each in INCIDENTS]
+    explicit = [36.1, 11.0, 10.1, 5.0, 2.9, 2.1, 2.0, 1.4, 0.4, 0.3, 0.2, 0.1, 0.1]
+    assert shares == [*explicit, 9.9, 0.8, 0.3, 17.3]
+    assert (len(EXPLICIT), len(IMPLICIT), MANUAL.symptom) == (13, 3, "Code/Data Adjustment")
+
+
+def test_each_incident_is_replayed_or_left_out() -> None:
+    left_out = {each.symptom: each.count for each in INCIDENTS if each.effect is None}
+    assert left_out == {"MFU Decline": 442, "NaN value": 148}
+    counts = dict.fromkeys(Effect, 0)
+    for cause in CAUSES:
+        counts[cause.effect] += cause.count
+    assert counts == {
+        Effect.RANK: 30_811,
+        Effect.ACCELERATOR: 8_626,
+        Effect.NODE: 250,
+        Effect.HANG: 5_506,
+        Effect.DRAIN: 9_582,
+    }
+    assert sum(counts.values()) + sum(left_out.values()) == 55_365
+
+
+def test_cuda_errors_are_divided_by_their_published_causes() -> None:
+    device, code = (each for each in CAUSES if each.component.startswith("CUDA Error"))
+    assert (device.effect, device.count) == (Effect.ACCELERATOR, 6_763)
+    assert (code.effect, code.count) == (Effect.RANK, 13_205)
 
 
 def test_too_few_nodes_for_the_largest_run_are_refused() -> None:
