@@ -121,7 +121,7 @@ bench-polling: setup ## Count polls of a healthy run beside runs whose pods do n
 
 .PHONY: ui-pictures
 ui-pictures: setup ## Check the web page in a headless Chromium and draw docs/ui-*.png (needs chromium)
-	@PYTHONPATH=. $(PY) scripts/ui_pictures.py
+	@PYTHONPATH=.:trainer-image $(PY) scripts/ui_pictures.py
 
 .PHONY: dashboard-picture
 dashboard-picture: setup-trainer ## Draw docs/dashboard.png from what a Prometheus answers to the dashboard's queries (needs prometheus)

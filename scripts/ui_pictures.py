@@ -7,18 +7,21 @@ text has too little contrast; the keyboard alone opens a run.
 import asyncio
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from megatron_operator.ui.access import KeyAccess
 from megatron_operator.ui.app import Settings, application
 from megatron_operator.ui.archive import Archive
+from megatron_operator.ui.journals import Journals
 from megatron_operator.ui.published import PublishedRecipes
 from megatron_operator.ui.server import listen, server
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from testkit.chromium import BrowserMissingError, Tab, chromium
 from testkit.example_archive import DELETED, example_archive
+from testkit.example_journals import write_run
 from testkit.example_runs import NOW, example_runs
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -36,9 +39,9 @@ PICTURES: Final = (
 """File, path, window, dark."""
 PAGES: Final = (
     "/", RUN, f"{RUN}/recipe", COMPARE, "/ledger", "/archive", DELETED, f"{DELETED}/recipe", "/sign-in",
-    "/runs/research/missing",
+    "/runs/research/missing", "/journals",
 )  # fmt: skip
-LISTS: Final = ("/", "/archive")
+LISTS: Final = ("/", "/archive", "/journals")
 """Pages whose runs the keyboard alone opens."""
 CONTRAST: Final = """
 (() => {
@@ -80,10 +83,10 @@ def signed_in(app: ASGIApp, key: str) -> ASGIApp:
     return call
 
 
-async def check(tab: Tab, url: str) -> list[str]:
-    """What is wrong with the pages at both widths, dark and light."""
+async def check(tab: Tab, url: str, pages: Sequence[str]) -> list[str]:
+    """What is wrong with these pages at both widths, dark and light, and with the keyboard in the lists."""
     found = []
-    for path in PAGES:
+    for path in pages:
         for width, height in (DESKTOP, PHONE):
             for dark in (False, True):
                 await tab.open(url + path, width, height, dark=dark)
@@ -109,7 +112,7 @@ async def keyboard(tab: Tab, url: str) -> list[str]:
         target, outline = await tab.evaluate(focus)
         if outline == "none":
             return [f"the focus on {target or 'a control'} is not visible"]
-        if target.startswith("/runs/"):
+        if target.startswith(("/runs/", "/journals/")):
             await tab.press("Enter", 13)
             for _ in range(100):
                 if await tab.evaluate("location.pathname + location.search") == target:
@@ -123,15 +126,17 @@ async def main() -> int:
     """Write the pictures. 0 where the checks pass."""
     with tempfile.TemporaryDirectory() as folder:
         archive = await example_archive(Path(folder) / "runs.sqlite")
+        journal = write_run(Path(folder) / "checkpoints" / "llama3-8b", step=10)
         try:
-            return await draw(archive)
+            return await draw(archive, Journals([journal]))
         finally:
             archive.close()
 
 
-async def draw(archive: Archive) -> int:
-    """Check and draw the pages of the example runs, those of this archive included."""
-    settings: dict[str, Any] = {"now": lambda: NOW, "archive": archive}
+async def draw(archive: Archive, journals: Journals) -> int:
+    """Check and draw the pages of the example runs, those of this archive and these journals included."""
+    settings: dict[str, Any] = {"now": lambda: NOW, "archive": archive, "journals": journals}
+    of_journals = [f"/journals/{each.uid}" for each in (await journals.runs("", 0, 100)).runs]
     runs, access = example_runs(), KeyAccess("example")
     app = application(Settings(runs, access, PublishedRecipes(None, None), **settings))
     listening = listen("127.0.0.1", 0)
@@ -140,7 +145,7 @@ async def draw(archive: Archive) -> int:
     serving = asyncio.create_task(web.serve([listening]))
     try:
         async with chromium() as tab:
-            problems = await check(tab, url)
+            problems = await check(tab, url, [*PAGES, *of_journals])
             for name, path, (width, height), dark in PICTURES:
                 await tab.open(url + path, width, height, dark=dark)
                 (DOCS / name).write_bytes(await tab.screenshot())

@@ -7,8 +7,8 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -97,9 +97,11 @@ async def chromium() -> AsyncIterator[Tab]:
         assert process.stderr is not None
         try:
             async with asyncio.timeout(60):
-                while b"DevTools listening on" not in await process.stderr.readline():
-                    pass
-            port = (Path(profile) / "DevToolsActivePort").read_text().split()[0]
+                line = b""
+                while b"DevTools listening on" not in line:
+                    line = await process.stderr.readline()
+            # Not from the file DevToolsActivePort, which may be empty still.
+            port = urlsplit(line.split()[-1].decode()).port
             async with aiohttp.ClientSession() as session:
                 async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                     pages = [each for each in await answer.json() if each["type"] == "page"]

@@ -77,13 +77,15 @@ class Access(Protocol):
 class KeyAccess:
     """One key, which the shell that started the page has printed; rights are those of its kubeconfig."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, name: str = "the user of this kubeconfig") -> None:
+        """`name` is what the page calls the person."""
         self._key = key
+        self._name = name
 
     async def viewer(self, token: str) -> Viewer | None:
         """The person at the shell."""
         matches = hmac.compare_digest(token.encode(), self._key.encode())
-        return Viewer("the user of this kubeconfig") if matches else None
+        return Viewer(self._name) if matches else None
 
     async def allows(self, viewer: Viewer, right: Right) -> bool:  # noqa: ARG002
         """Always: the API server restricts the kubeconfig itself."""

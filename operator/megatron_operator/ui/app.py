@@ -20,10 +20,12 @@ from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.ui.access import Access
 from megatron_operator.ui.archive import Archive
+from megatron_operator.ui.journal_pages import JournalPages
+from megatron_operator.ui.journals import Journals
 from megatron_operator.ui.pages import Pages
 from megatron_operator.ui.published import PublishedRecipes
 from megatron_operator.ui.rendering import FOLDER, Templates
-from megatron_operator.ui.runs import Runs
+from megatron_operator.ui.runs import NoRuns, Runs
 from megatron_operator.ui.shown_runs import ShownRuns
 from megatron_operator.ui.sign_in import SignIn, SignInRequiredError
 
@@ -45,11 +47,14 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 class Settings:
     """How the page is served."""
 
-    runs: Runs
+    runs: Runs | None
+    """Of the cluster; None where only journals are shown."""
     access: Access
     published: PublishedRecipes
     archive: Archive | None = None
     """Where deleted runs are; None: they are not shown."""
+    journals: Journals | None = None
+    """Journals in checkpoint directories. Every viewer sees them all."""
     key_in_url: bool = False
     """Accept the token as `/sign-in?key=`: only for a key that this process made up."""
     secure_cookie: bool = True
@@ -61,10 +66,20 @@ class Settings:
 
 def application(settings: Settings, background: Lifespan | None = None) -> Starlette:
     """The application; `background` runs from its start to its end."""
-    templates = Templates(archive=settings.archive is not None)
+    templates = Templates(
+        cluster=settings.runs is not None,
+        archive=settings.archive is not None,
+        journals=settings.journals is not None,
+    )
     sign_in = SignIn(settings.access, templates, settings.cookie, settings.key_in_url, settings.secure_cookie)
-    shown = ShownRuns(settings.runs, settings.access, settings.archive)
+    shown = ShownRuns(settings.runs or NoRuns(), settings.access, settings.archive, settings.journals)
     pages = Pages(shown, settings.published, templates, sign_in, settings.now)
+
+    first, journal_routes = pages.runs, []
+    if settings.journals is not None:
+        journals = JournalPages(settings.journals, pages, sign_in, settings.now)
+        journal_routes = [Route("/journals", journals.journals), Route("/journals/{uid}", journals.journal)]
+        first = pages.runs if settings.runs is not None else journals.journals
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok")
@@ -93,7 +108,8 @@ def application(settings: Settings, background: Lifespan | None = None) -> Starl
 
     return Starlette(
         routes=[
-            Route("/", pages.runs),
+            Route("/", first),
+            *journal_routes,
             Route("/runs/{namespace}/{name}", pages.run),
             Route("/runs/{namespace}/{name}/recipe", pages.recipe),
             Route("/compare", pages.compare),

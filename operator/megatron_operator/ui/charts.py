@@ -81,7 +81,7 @@ def line_chart(
     for mark in marks:
         if first <= mark.iteration <= last:
             parts.append(_mark(mark, at((mark.iteration, low))[0]))
-    parts += [_line(line, at, number) for number, line in enumerate(drawn)]
+    parts += [_line(line, at, number) for number, line in enumerate(drawn) if line.pairs]
     head = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img">').format(WIDTH, HEIGHT)
     return head + Markup("").join(parts) + Markup("</svg>")
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from megatron_operator.cli.printing import exit_with_errors
 if TYPE_CHECKING:
     from megatron_operator.sdk.connection import AsyncConnection
     from megatron_operator.ui.archive import Archive
+    from megatron_operator.ui.journals import Journals
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -43,6 +44,13 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @single_option(
     "--archive-size", metavar="SIZE", help="Room for the archive; default 1Gi. The oldest runs are dropped."
 )
+@click.option(
+    "--journals",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Show runs from this checkpoint directory, or those in DIR, without a cluster. May be repeated.",
+)
 @single_option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
 @single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
 @kubectl_options
@@ -56,6 +64,7 @@ def command(
     tls_key: Path | None,
     archive: Path | None,
     archive_size: str | None,
+    journals: tuple[Path, ...],
     platform: Path | None,
     catalog: Path | None,
     kubectl: Kubectl,
@@ -63,11 +72,13 @@ def command(
     """Serve a read-only web page of runs: progress, charts, incidents, layout, comparison.
 
     By default for you alone, on 127.0.0.1, with the rights of your kubeconfig: open the link that is printed.
+    With --journals alone no cluster is asked; an option that names one, as -n, adds its runs.
 
     \b
     megatron ui -n research
     megatron ui --all-namespaces --port 9000
     megatron ui -n research --archive runs.sqlite
+    megatron ui --journals /mnt/checkpoints
     """
     try:
         names = [name for name in (watch_namespaces or "").replace(",", " ").split() if name]
@@ -81,15 +92,22 @@ def command(
                 f"--address {host} would show the runs of your kubeconfig to others; add --token-review,"
                 " or use 127.0.0.1"
             )
+        if journals and token_review:
+            raise click.UsageError(
+                "--journals is for you alone: no right of the cluster restricts who sees them; leave out"
+                " --token-review"
+            )
         if archive_size is not None and archive is None:
             raise click.UsageError("--archive-size is of an archive; add --archive FILE")
         size = _bytes(archive_size or "1Gi")
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        cluster = bool(names) or all_namespaces or archive is not None or kubectl != Kubectl(None, None, None)
         tls = None if tls_certificate is None or tls_key is None else (tls_certificate, tls_key)
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(
                 _serve(
-                    kubectl,
+                    kubectl if cluster or not journals else None,
+                    journals,
                     [*names] or ([None] if all_namespaces else []),
                     (host, 8433 if port is None else port),
                     tls,
@@ -118,7 +136,8 @@ def _bytes(size: str) -> int:
 
 
 async def _serve(
-    kubectl: Kubectl,
+    kubectl: Kubectl | None,
+    journals: Sequence[Path],
     namespaces: list[str] | list[None],
     where: tuple[str, int],
     tls: tuple[Path, Path] | None,
@@ -126,43 +145,41 @@ async def _serve(
     planning: tuple[Path | None, Path | None],
     archived: tuple[Path, int] | None,
 ) -> None:
-    """Serve until the process is ended. Without namespaces, that of the context.
+    """Serve until the process is ended. Without namespaces, that of the context; without kubectl, no cluster.
 
     `archived` are the file of the archive and its size in bytes.
     """
-    from megatron_operator.sdk.connection import AsyncConnection
-    from megatron_operator.sdk.errors import ClusterUnreachableError
-    from megatron_operator.ui.access import ClusterAccess, KeyAccess
+    from megatron_operator.ui.access import Access, ClusterAccess, KeyAccess
     from megatron_operator.ui.app import Settings, application
     from megatron_operator.ui.published import PublishedRecipes
     from megatron_operator.ui.runs import WatchedRuns
     from megatron_operator.ui.server import listen, server
 
-    async with AsyncConnection(
-        namespace=kubectl.namespace, context=kubectl.context, kubeconfig=kubectl.kubeconfig
-    ) as connection:
-        try:
-            own = await connection.namespace()
-        except ClusterUnreachableError as error:
-            raise CommandError("kubeconfig", str(error), "choose one with --kubeconfig") from None
+    found = await _open_journals(journals)
+    async with _connected(kubectl) as (connection, own):
         listening = listen(*where)
-        archive = await _open_archive(connection, archived)
-        runs = WatchedRuns(connection, namespaces or [own], archive)
-        port = listening.getsockname()[1]
+        archive = runs = None
         key = secrets.token_urlsafe(32)
+        access: Access = KeyAccess(key, "the user of this shell")
+        if connection is not None:
+            archive = await _open_archive(connection, archived)
+            runs = WatchedRuns(connection, namespaces or [own], archive)
+            access = ClusterAccess(connection) if token_review else KeyAccess(key)
+        port = listening.getsockname()[1]
         settings = Settings(
             runs,
-            ClusterAccess(connection) if token_review else KeyAccess(key),
+            access,
             PublishedRecipes(*planning),
             key_in_url=not token_review,
             secure_cookie=token_review or tls is not None,
             cookie=f"megatron-ui-{port}",
             archive=archive,
+            journals=found,
         )
 
         @asynccontextmanager
         async def watching() -> AsyncIterator[None]:
-            tasks = [asyncio.create_task(runs.follow())]
+            tasks = [] if runs is None else [asyncio.create_task(runs.follow())]
             if archive is not None:
                 tasks.append(asyncio.create_task(archive.keep()))
             yield
@@ -177,6 +194,38 @@ async def _serve(
         url = f"{'http' if tls is None else 'https'}://{host}:{port}/"
         click.echo(url if token_review else f"{url}sign-in?key={key}")
         await server(application(settings, watching), tls).serve([listening])
+
+
+@asynccontextmanager
+async def _connected(kubectl: Kubectl | None) -> "AsyncIterator[tuple[AsyncConnection | None, str | None]]":
+    """The connection and the namespace of its context; None for both without kubectl. Raises CommandError."""
+    from megatron_operator.sdk.connection import AsyncConnection
+    from megatron_operator.sdk.errors import ClusterUnreachableError
+
+    if kubectl is None:
+        yield None, None
+        return
+    async with AsyncConnection(
+        namespace=kubectl.namespace, context=kubectl.context, kubeconfig=kubectl.kubeconfig
+    ) as connection:
+        try:
+            own = await connection.namespace()
+        except ClusterUnreachableError as error:
+            raise CommandError("kubeconfig", str(error), "choose one with --kubeconfig") from None
+        yield connection, own
+
+
+async def _open_journals(folders: Sequence[Path]) -> "Journals | None":
+    """None without folders. Raises CommandError for one that has no journal or cannot be read."""
+    from megatron_operator.ui.journal_files import JournalError
+    from megatron_operator.ui.journals import Journals
+
+    if not folders:
+        return None
+    try:
+        return await asyncio.to_thread(Journals, folders)
+    except JournalError as error:
+        raise CommandError(f"--journals {error.path}", error.message, error.fix) from None
 
 
 async def _open_archive(connection: "AsyncConnection", archived: tuple[Path, int] | None) -> "Archive | None":

@@ -32,6 +32,7 @@ def names(left: ShownRun, right: ShownRun) -> list[str]:
     found = [
         f"{each.recipe['metadata']['namespace']}/{each.recipe['metadata']['name']}"
         + ("" if each.archived is None else " (deleted)")
+        + ("" if each.journal is None else " (journal)")
         for each in (left, right)
     ]
     return found if found[0] != found[1] else [left.reference, right.reference]
@@ -40,7 +41,7 @@ def names(left: ShownRun, right: ShownRun) -> list[str]:
 def compare(left: Object, right: Object) -> list[Pair]:
     """What two runs are and how they go, in the same words; a property that neither has is left out."""
     both = [_properties(each) for each in (left, right)]
-    names = list(dict.fromkeys(name for each in both for name in each))
+    names = list(dict.fromkeys(name for each in sorted(both, key=len, reverse=True) for name in each))
     return [Pair(name, both[0].get(name, "–"), both[1].get(name, "–")) for name in names]
 
 
@@ -54,6 +55,11 @@ def settings(left: Object, right: Object) -> list[Pair]:
 
 def _properties(recipe: Object) -> dict[str, str]:
     status = read_status(recipe.get("status"))[0]
+    if "spec" not in recipe:
+        # A journal: it has neither recipe nor phase, and counts starts of all ranks instead of restarts.
+        recovery = _recovery(status)
+        recovery.pop("Restarts", None)
+        return {"Phase": "not recorded", "Recipe": "not recorded"} | _progress(status) | recovery
     found = {"Phase": status.phase or "not reconciled yet"}
     found["Recipe"] = str((recipe.get("spec") or {}).get("recipe") or "own model")
     return found | _plan(status) | _progress(status) | _recovery(status)

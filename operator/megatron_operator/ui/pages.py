@@ -51,15 +51,19 @@ class Pages:
         asked = request.query_params
         visible = await self._shown.visible(viewer, asked.get("namespace", ""))
         listed = run_list.run_list(
-            visible, asked.get("phase", ""), asked.get("text", ""), _number(asked.get("page"), 1), self._now()
+            visible,
+            asked.get("phase", ""),
+            asked.get("text", ""),
+            number_of(asked.get("page"), 1),
+            self._now(),
         )
-        return self._page(request, "runs.html", viewer, LIST_SECONDS, listed=listed, asked=asked)
+        return self.page(request, "runs.html", viewer, LIST_SECONDS, listed=listed, asked=asked)
 
     async def archive(self, request: Request) -> Response:
         """The list of deleted runs that the viewer may list."""
         viewer = await self._sign_in.viewer(request)
         asked = request.query_params
-        number = max(1, _number(asked.get("page"), 1))
+        number = max(1, number_of(asked.get("page"), 1))
         found, names = await self._shown.deleted(
             viewer,
             asked.get("namespace", ""),
@@ -68,7 +72,7 @@ class Pages:
             run_list.PAGE_SIZE,
         )
         listed = await asyncio.to_thread(run_list.deleted_list, found, number, names)
-        return self._page(request, "archive.html", viewer, None, listed=listed, asked=asked)
+        return self.page(request, "archive.html", viewer, None, listed=listed, asked=asked)
 
     async def run(self, request: Request) -> Response:
         """One run."""
@@ -85,7 +89,7 @@ class Pages:
         ranks = None
         if status.plan is not None and can_be_drawn(status.plan):
             ranks = _placement(request, status.plan, pods or [], incidents)
-        return self._page(
+        return self.page(
             request,
             "run.html",
             viewer,
@@ -115,7 +119,7 @@ class Pages:
         viewer = await self._sign_in.viewer(request)
         shown = await self._of_path(viewer, request)
         recipe = shown.recipe
-        return self._page(
+        return self.page(
             request,
             "recipe.html",
             viewer,
@@ -132,7 +136,7 @@ class Pages:
         viewer = await self._sign_in.viewer(request)
         asked = [request.query_params.get(name, "") for name in ("a", "b")]
         if not all(asked):
-            return self._page(request, "compare.html", viewer, None, asked=asked, shown=None)
+            return self.page(request, "compare.html", viewer, None, asked=asked, shown=None)
         both = [await self._of_reference(viewer, each) for each in asked]
         logs, histories = await asyncio.gather(
             asyncio.gather(*(self._shown.logs(viewer, each) for each in both)),
@@ -140,7 +144,7 @@ class Pages:
         )
         points = [merge(history.points, found.points) for history, found in zip(histories, logs, strict=True)]
         recipes, names = [each.recipe for each in both], compare.names(*both)
-        return self._page(
+        return self.page(
             request,
             "compare.html",
             viewer,
@@ -149,6 +153,7 @@ class Pages:
             shown=both,
             pairs=compare.compare(*recipes),
             settings=compare.settings(*recipes),
+            recorded=all(each.journal is None for each in both),
             names=names,
             charts=views.charts(list(zip(names, points, strict=True))),
         )
@@ -160,9 +165,9 @@ class Pages:
         visible = await self._shown.visible(viewer, asked)
         # A thousand ledgers take longer than other requests may wait.
         totals = await asyncio.to_thread(views.fleet, visible, self._now())
-        return self._page(request, "ledger.html", viewer, None, totals=totals, asked=asked)
+        return self.page(request, "ledger.html", viewer, None, totals=totals, asked=asked)
 
-    def _page(
+    def page(
         self, request: Request, template: str, viewer: Viewer, seconds: int | None, **values: Any
     ) -> Response:
         """A page that refreshes itself, unless the viewer has paused that."""
@@ -183,10 +188,10 @@ class Pages:
         return await self._shown.run(viewer, asked["namespace"], asked["name"], uid)
 
     async def _of_reference(self, viewer: Viewer, text: str) -> ShownRun:
-        """The run of `namespace/name` or `namespace/name@uid`."""
+        """The run of `namespace/name` or `namespace/name@uid`; for a journal, its folder is the namespace."""
         namespace, _, rest = text.partition("/")
-        name, _, uid = rest.partition("@")
-        return await self._shown.run(viewer, namespace, name, uid)
+        name, at, uid = rest.rpartition("@")
+        return await self._shown.referred(viewer, namespace, name if at else rest, uid if at else "")
 
     def _time_of(self, shown: ShownRun) -> float:
         """Unix time at which a run is shown: now, or the end of a deleted one."""
@@ -198,8 +203,9 @@ def _placement(request: Request, plan: Plan, pods: list[Object], incidents: list
     asked = request.query_params
     chosen = asked.get("rank", "")
     rank = int(chosen) if chosen.isdecimal() and len(chosen) < 9 else None
-    return placement(plan, pods, incidents, _number(asked.get("node"), 0), rank)
+    return placement(plan, pods, incidents, number_of(asked.get("node"), 0), rank)
 
 
-def _number(text: str | None, default: int) -> int:
+def number_of(text: str | None, default: int) -> int:
+    """A number of a query; `default` for what is none."""
     return int(text) if text is not None and text.isdecimal() and len(text) < 9 else default

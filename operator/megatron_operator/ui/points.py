@@ -30,7 +30,7 @@ class Point:
 
 
 class Samples:
-    """What the statuses of one run have reported since the page was started."""
+    """Points of one run: of its statuses since the page was started, or of its progress file."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []
@@ -40,6 +40,10 @@ class Samples:
         point = None if status.progress is None else point_of(status.progress, status.plan)
         if point is None or (self._points and self._points[-1].iteration == point.iteration):
             return
+        self.put(point)
+
+    def put(self, point: Point) -> None:
+        """Append a point; one of an iteration that is repeated replaces it and all after it."""
         while self._points and self._points[-1].iteration >= point.iteration:
             self._points.pop()
         self._points.append(point)

@@ -15,8 +15,8 @@ FOLDER: Final = Path(__file__).parent
 class Templates:
     """The templates, compiled once."""
 
-    def __init__(self, *, archive: bool = False) -> None:
-        """`archive`: whether there is one, which the pages then link to."""
+    def __init__(self, *, cluster: bool = True, archive: bool = False, journals: bool = False) -> None:
+        """Which sources of runs there are, which the pages then link to."""
         self._environment = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=True,
@@ -29,7 +29,9 @@ class Templates:
         self._environment.filters["utc"] = utc
         self._environment.globals["refresh"] = None
         self._environment.globals["viewer"] = None
+        self._environment.globals["has_cluster"] = cluster
         self._environment.globals["has_archive"] = archive
+        self._environment.globals["has_journals"] = journals
         self._environment.globals["archive_problem"] = None
 
     def response(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:

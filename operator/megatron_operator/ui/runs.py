@@ -73,6 +73,32 @@ class Runs(Protocol):
         """What its logs have."""
 
 
+class NoRuns:
+    """The runs of a page without a cluster."""
+
+    problem: str | None = None
+
+    def all(self) -> list[Object]:
+        """None."""
+        return []
+
+    def get(self, namespace: str, name: str) -> Object | None:  # noqa: ARG002
+        """None."""
+        return None
+
+    async def history(self, recipe: Object) -> RunHistory:  # noqa: ARG002
+        """Nothing."""
+        return RunHistory()
+
+    async def pods(self, recipe: Object) -> list[Object]:  # noqa: ARG002
+        """None."""
+        return []
+
+    async def logs(self, recipe: Object) -> RunLogs:  # noqa: ARG002
+        """Nothing."""
+        return RunLogs(problem="there is no cluster")
+
+
 class WatchedRuns:
     """Recipes of a cluster, kept by a watch of each namespace, or of all."""
 

@@ -1,4 +1,4 @@
-"""The runs that a viewer may see: those of the cluster, and deleted ones of the archive."""
+"""The runs that a viewer may see: those of the cluster, deleted ones of the archive, and journals."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from megatron_operator.ui.access import Access, Right, Viewer, see_logs, see_pod
 from megatron_operator.ui.archive import Archive
 from megatron_operator.ui.archive_reads import ArchivedRun, ArchivePage
 from megatron_operator.ui.history import RunHistory
+from megatron_operator.ui.journals import UID_PREFIX, JournalRun, Journals
 from megatron_operator.ui.runs import RunLogs, Runs
 
 Object = dict[str, Any]
@@ -20,33 +21,46 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
-    """A run of the cluster, or a deleted one."""
+    """A run of the cluster, a deleted one, or one of a journal."""
 
     recipe: Object
     archived: ArchivedRun | None = None
     """Not None for a deleted one."""
+    journal: JournalRun | None = None
+    """Not None for one of a journal."""
 
     @property
     def reference(self) -> str:
-        """`namespace/name`, with `@uid` for a deleted run, as the comparison takes it."""
+        """`namespace/name`, with `@uid` for a deleted run or a journal, as the comparison takes it."""
         metadata = self.recipe["metadata"]
-        return f"{metadata['namespace']}/{metadata['name']}" + (
-            "" if self.archived is None else f"@{metadata['uid']}"
-        )
+        exists = self.archived is None and self.journal is None
+        return f"{metadata['namespace']}/{metadata['name']}" + ("" if exists else f"@{metadata['uid']}")
 
     @property
     def query(self) -> str:
         """Query of its pages' addresses: `uid=...` for a deleted run, else empty."""
         return "" if self.archived is None else f"uid={quote(str(self.recipe['metadata']['uid']), safe='')}"
 
+    @property
+    def address(self) -> str:
+        """Path and query of its page."""
+        metadata = self.recipe["metadata"]
+        if self.journal is not None:
+            return f"/journals/{self.journal.uid}"
+        path = "/".join(quote(str(metadata[key]), safe="") for key in ("namespace", "name"))
+        return f"/runs/{path}" + (f"?{self.query}" if self.query else "")
+
 
 class ShownRuns:
     """Looks runs up for viewers. All methods raise ApiError and ClusterUnreachableError of reviews."""
 
-    def __init__(self, runs: Runs, access: Access, archive: Archive | None) -> None:
+    def __init__(
+        self, runs: Runs, access: Access, archive: Archive | None, journals: Journals | None = None
+    ) -> None:
         self._runs = runs
         self._access = access
         self._archive = archive
+        self._journals = journals
 
     @property
     def problem(self) -> str | None:
@@ -100,8 +114,27 @@ class ShownRuns:
             raise HTTPException(404, f"There is no run {namespace}/{name}.")
         return ShownRun(found)
 
+    async def referred(self, viewer: Viewer, namespace: str, name: str, uid: str = "") -> ShownRun:
+        """As `run`; where there is none, the journal of this UID, or of this folder and name."""
+        journal = None
+        if self._journals is not None and uid.startswith(UID_PREFIX):
+            journal = await self._journals.run(uid)
+        if journal is None:
+            try:
+                return await self.run(viewer, namespace, name, uid)
+            except HTTPException as error:
+                if self._journals is None or uid or error.status_code != 404:
+                    raise
+                journal = await self._journals.named(namespace, name)
+                if journal is None:
+                    raise
+        return ShownRun(journal.recipe, journal=journal)
+
     async def history(self, shown: ShownRun) -> RunHistory:
         """What is known of a run's past."""
+        if shown.journal is not None and self._journals is not None:
+            course = await self._journals.course(shown.journal)
+            return RunHistory() if course is None else RunHistory(course.points)
         if shown.archived is not None and self._archive is not None:
             return await self._archive.history(shown.recipe)
         return await self._runs.history(shown.recipe)
@@ -119,6 +152,8 @@ class ShownRuns:
 
     async def logs(self, viewer: Viewer, shown: ShownRun) -> RunLogs:
         """What its logs have."""
+        if shown.journal is not None:
+            return RunLogs(problem="a journal has no logs")
         if shown.archived is not None:
             return RunLogs(problem="the run was deleted, and its pods with it")
         if await self._access.allows(viewer, see_logs(shown.recipe["metadata"]["namespace"])):

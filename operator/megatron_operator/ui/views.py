@@ -13,7 +13,7 @@ from megatron_operator.cli.fleet_ledger import fleet_ledger, left_out
 from megatron_operator.cli.run_ledger import run_ledger
 from megatron_operator.cli.run_status import is_outdated
 from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost, timeline
-from megatron_operator.cli.weekly_ledger import weekly_ledger
+from megatron_operator.cli.weekly_ledger import EARLIER, weekly_ledger
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.charts import Line, Mark, Part, bar, line_chart, short
 from megatron_operator.ui.history import RunHistory
@@ -248,7 +248,11 @@ def fleet(recipes: Sequence[Object], now: float) -> Object:
     priced = total["cost"] is not None
     rows = [(each["namespace"], _amounts(each, priced=priced)) for each in [*found["namespaces"], *of_all]]
     weeks = [
-        (each["week"], each["namespace"], _amounts(each, priced=priced))
+        (
+            "Earlier" if each["week"] == EARLIER else f"Week of {each['week']}",
+            each["namespace"],
+            _amounts(each, priced=priced),
+        )
         for each in weekly_ledger(recipes, now, None)["weeks"]
     ]
     categories = [
@@ -273,6 +277,11 @@ def _amounts(entry: Object, *, priced: bool) -> list[str]:
         f"{entry['lostShare']:.1%}",
         *([cost] if priced else []),
     ]
+
+
+def status_of(recipe: Object) -> MegatronRecipeStatus:
+    """The status of a recipe, as far as this version can read it."""
+    return read_status(recipe.get("status"))[0]
 
 
 def problems(status: MegatronRecipeStatus) -> list[str]:

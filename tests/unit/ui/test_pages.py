@@ -231,7 +231,13 @@ def test_gpu_hours_are_the_sums_of_the_command(page: TestClient, runs: ExampleRu
 def test_gpu_hours_by_week_are_the_sums_of_the_command(page: TestClient, runs: ExampleRuns) -> None:
     found = weekly_ledger(list(runs.recipes.values()), NOW, None)["weeks"]
     section = text_of(page, "/ledger").partition("By week")[2].partition("</section>")[0]
-    rows = re.findall(r'<tr><th scope="row">(.+?)</th><td>(.+?)</td>(.+?)</tr>', section)
+    groups = re.findall(r'scope="rowgroup"[^>]*>(?:Week of )?(.+?)</th>(.+?)</tbody>', section, re.DOTALL)
+    rows = [
+        (week.lower(), *row)
+        for week, body in groups
+        for row in re.findall(r'<tr><th scope="row">(.+?)</th>(.+?)</tr>', body)
+    ]
+    assert len({week for week, *_ in rows}) == len(groups), "each week is a group of its own"
     assert [row[:2] for row in rows] == [(each["week"], each["namespace"]) for each in found]
     assert found
     for (_, _, cells), each in zip(rows, found, strict=True):
