@@ -195,8 +195,8 @@ def _load(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def find_checkpoints(directory: Path) -> FoundCheckpoints:
-    """The checkpoints of a directory. One is complete where its save finished, as the files say that are
-    written last; the shards are not compared with their metadata, as the trainer does before it loads one.
+    """The checkpoints of a directory. One is complete where the files exist that a save writes last; the
+    shards are not compared with their metadata, as the trainer does before it loads one.
     """
     iterations, aside = [], 0
     try:
