@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from testkit import last_release as release
+
 # No time is asserted: on a busy machine inputs take longer to generate.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -40,6 +42,14 @@ class Golden:
             path.write_text(text)
         assert path.exists(), f"{path} is missing: run `make golden` and review the diff"
         assert text == path.read_text(), f"{path} differs: run `make golden` and review the diff"
+
+
+@pytest.fixture(scope="session")
+def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source tree of the last release; a clone without its commit skips the tests."""
+    if not release.known():
+        pytest.skip(f"this clone has no commit of release {release.VERSION}: git fetch --unshallow")
+    return release.unpack(tmp_path_factory.mktemp("release"))
 
 
 @pytest.fixture(scope="session")

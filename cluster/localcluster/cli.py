@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.command == "down":
         cluster.down()
     elif options.command == "images":
-        cluster.images(options.names)
+        cluster.images([images.find_image(name) for name in options.names] or images.DEFAULT_IMAGES)
     elif options.command == "gpu-image":
         image = images.BRIDGE_GPU_TRAINER if options.bridge else images.GPU_TRAINER
         print("\n".join(gpu_image.build(cluster.paths, image, cluster.console).lines()))

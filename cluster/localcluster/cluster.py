@@ -43,6 +43,7 @@ from localcluster.controlplane import (
     choose_ports,
 )
 from localcluster.errors import ClusterError
+from localcluster.images import DEFAULT_IMAGES, Image
 from localcluster.kubectl import Kubectl
 from localcluster.lock import exclusive
 from localcluster.node import Node
@@ -186,15 +187,14 @@ class Cluster:
         silent = Console(quiet=True)
         with contextlib.suppress(ClusterError):
             systemimages.build_base(self.paths, buildah, silent)
-            for image in images.DEFAULT_IMAGES:
+            for image in DEFAULT_IMAGES:
                 images.build(self.paths, image, buildah, silent)
 
-    def images(self, names: Sequence[str] = ()) -> None:
-        """Build the default images (or those named), push what changed, and have every node pull them.
+    def images(self, selected: Sequence[Image] = DEFAULT_IMAGES) -> None:
+        """Build images, push what changed, and have every node pull them.
 
         Raises ClusterError when the cluster does not run.
         """
-        selected = [images.find_image(name) for name in names] or list(images.DEFAULT_IMAGES)
         if not self._complete():
             raise ClusterError("the full cluster is not running; start it with: python -m localcluster up")
         buildah = Buildah(self.paths)

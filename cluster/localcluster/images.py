@@ -23,18 +23,19 @@ TAG = "dev"
 
 @dataclass(frozen=True)
 class Image:
-    """An image of this project: a Dockerfile and its context, relative to the checkout."""
+    """An image of this project: a Dockerfile and its context, absolute or relative to the checkout."""
 
     name: str
     dockerfile: str
     context: str
     arguments: tuple[tuple[str, str], ...] = ()
     """Build arguments beside BASE."""
+    tag: str = TAG
 
     @property
     def reference(self) -> str:
         """The image's name with registry and tag."""
-        return f"{REGISTRY}/{self.name}:{TAG}"
+        return f"{REGISTRY}/{self.name}:{self.tag}"
 
 
 OPERATOR = Image("megatron-operator", "operator/Dockerfile", ".")
@@ -64,6 +65,11 @@ def find_image(name: str) -> Image:
         if image.name == name:
             return image
     raise ClusterError(f"image {name!r} is unknown; one of: {', '.join(image.name for image in IMAGES)}")
+
+
+def operator_of(source: Path, tag: str) -> Image:
+    """The operator's image of another source tree, under a tag that is not TAG."""
+    return Image(OPERATOR.name, str(source / OPERATOR.dockerfile), str(source), tag=tag)
 
 
 def _uv() -> Path | None:
@@ -101,7 +107,7 @@ def push(image: Image, buildah: Buildah, console: Console) -> None:
 
 
 class PulledImages:
-    """The ids of the images that every node of the running cluster has pulled, by image name."""
+    """The ids of the images that every node of the running cluster has pulled, by reference."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,12 +121,12 @@ class PulledImages:
 
     def get(self, image: Image) -> str | None:
         """The pulled id; None where the image was not pulled."""
-        return self._read().get(image.name)
+        return self._read().get(image.reference)
 
     def put(self, ids: Mapping[Image, str | None]) -> None:
         """Note the ids of pulled images."""
-        named_ids = {image.name: image_id for image, image_id in ids.items()}
-        self.path.write_text(json.dumps({**self._read(), **named_ids}))
+        pulled = {image.reference: image_id for image, image_id in ids.items()}
+        self.path.write_text(json.dumps({**self._read(), **pulled}))
 
 
 def pull_pod(node: str, images: list[str]) -> Object:

@@ -5,7 +5,6 @@ this checkout's .venv. A clone without that commit skips these tests: `git fetch
 """
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,9 +24,6 @@ from tests.control_plane.gateway import Gateway
 from tests.control_plane.pod_per_job import COMPLETED, QUEUE
 from tests.control_plane.world import World
 
-VERSION = "0.2.0"
-COMMIT = "aa1aabccb5a77d9596d28f8d82a479c306a0f299"
-"""Of the release."""
 VALUES: Object = {"platform": PLATFORM}
 
 
@@ -92,26 +88,11 @@ class Versions:
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source tree of the release."""
-    known = subprocess.run(["git", "cat-file", "-e", COMMIT], cwd=ROOT, check=False, capture_output=True)
-    if known.returncode != 0:
-        pytest.skip(f"this clone has no commit {COMMIT[:7]} of release {VERSION}: git fetch --unshallow")
-    folder = tmp_path_factory.mktemp("release") / VERSION
-    folder.mkdir()
-    parts = ("operator", "contract", "charts", "VERSION")
-    packed = subprocess.run(["git", "archive", COMMIT, *parts], cwd=ROOT, check=True, capture_output=True)
-    subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
-    assert (folder / "VERSION").read_text().strip() == VERSION
-    return folder
-
-
-@pytest.fixture(scope="module")
 def versions(
-    cluster: Cluster, api: Api, release: Path, operator_process: OperatorProcess, gateway: Gateway
+    cluster: Cluster, api: Api, last_release: Path, operator_process: OperatorProcess, gateway: Gateway
 ) -> Iterator[Versions]:
     """Both versions; this one runs before the tests and after them."""
-    versions = Versions(cluster, api, operator_process, gateway, release)
+    versions = Versions(cluster, api, operator_process, gateway, last_release)
     yield versions
     versions.upgrade()
 

@@ -18,7 +18,7 @@ def kubectl() -> Iterator[Kubectl]:
     if os.geteuid() != 0:
         pytest.skip("needs root: the local cluster")
     kubeconfig = connect()
-    Cluster().images([BRIDGE_TRAINER.name])
+    Cluster().images([BRIDGE_TRAINER])
     with installed_namespace(Kubectl(kubeconfig, "fine-tuning")) as kubectl:
         kubectl.apply({**DATA_CLAIM, "metadata": {"name": "weights"}})
         kubectl.apply(scripts())
