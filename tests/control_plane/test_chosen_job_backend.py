@@ -24,16 +24,19 @@ def namespace(api: Api) -> str:
 
 
 def platform_of(cluster: Cluster, namespace: str, folder: Path, platform: Object) -> Object:
-    """The platform as `helm install` would write it in this cluster."""
+    """The platform as `helm install` would write it in this cluster.
+
+    Other tests have applied the objects of the whole cluster without helm, which it would not take over.
+    """
     values = folder / "values.yaml"
     values.write_text(yaml.safe_dump({"crd": {"install": False}, "platform": platform}))
     done = subprocess.run(
         [
             cluster.paths.binary("helm"), "install", RELEASE, CHART, "--namespace", namespace,
             "--values", values, "--kubeconfig", cluster.kubeconfig, "--dry-run=server", "-o", "json",
-            "--take-ownership",  # other tests have applied the objects of the whole cluster without helm
+            "--take-ownership",
         ],
-        capture_output=True, text=True,
+        check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     objects = yaml.safe_load_all(json.loads(done.stdout)["manifest"])

@@ -151,9 +151,9 @@ def test_kopf_copies_no_object() -> None:
     body = Body({"metadata": {"annotations": {}}, "spec": Uncopied(large="")})
     with pytest.raises(AssertionError):
         deepcopy(body["spec"])
-    assert storages.diffbase_storage.fetch(body=body) is None
     essence = storages.diffbase_storage.build(body=body)
     assert storages.progress_storage.clear(essence=essence) == BodyEssence()
+    assert storages.diffbase_storage.fetch(body=body) == essence, "kopf has no difference to describe"
 
 
 async def test_kopf_has_no_more_than_a_page_of_a_fleets_first_list_in_memory(
