@@ -53,6 +53,7 @@ _PATHS = {
     "Topology": "/apis/kueue.x-k8s.io/v1beta2/topologies",
     "ClusterQueue": "/apis/kueue.x-k8s.io/v1beta2/clusterqueues",
     "LocalQueue": "/apis/kueue.x-k8s.io/v1beta2/{ns}/localqueues",
+    "WorkloadPriorityClass": "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses",
     "Workload": "/apis/kueue.x-k8s.io/v1beta2/{ns}/workloads",
     "Stage": "/apis/kwok.x-k8s.io/v1alpha1/stages",
 }

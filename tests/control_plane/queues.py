@@ -30,6 +30,31 @@ def priority_class(api: Api, name: str) -> Iterator[str]:
     api.delete("PriorityClass", None, name)
 
 
+class Priorities:
+    """WorkloadPriorityClasses of one test."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+        self._made: list[str] = []
+
+    def name(self, level: str) -> str:
+        """Name of the class of a level, whether it exists or not."""
+        return f"{level}-{self.namespace}"
+
+    def create(self, level: str, value: int) -> str:
+        """Create the class of a level. Returns its name."""
+        kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
+        self.api.create(kind | {"metadata": {"name": self.name(level)}, "value": value})
+        self._made.append(self.name(level))
+        return self.name(level)
+
+    def delete(self) -> None:
+        """Delete the classes."""
+        for name in self._made:
+            self.api.delete("WorkloadPriorityClass", None, name)
+
+
 @contextmanager
 def queues_of(world: World) -> Iterator["Queues"]:
     """The queue of a test, which is deleted after the runs in it."""
@@ -114,6 +139,17 @@ class Queues:
         """Reason by type of the true conditions of the Workload of the run's job."""
         conditions = (self.workload(state).get("status") or {}).get("conditions") or []
         return {each["type"]: each["reason"] for each in conditions if each["status"] == "True"}
+
+    def resumed_by(self, state: RunState) -> str:
+        """The field manager that set `suspend` of a run's PyTorchJob last, to false."""
+        assert state.job is not None
+        assert state.job["spec"]["runPolicy"]["suspend"] is False
+        [manager] = {
+            each["manager"]
+            for each in state.job["metadata"]["managedFields"]
+            if "f:suspend" in each["fieldsV1"].get("f:spec", {}).get("f:runPolicy", {})
+        }
+        return str(manager)
 
     def delete(self) -> None:
         """Delete the cluster-wide objects, once Kueue lets go of them."""

@@ -6,15 +6,17 @@ import pytest
 from localcluster import Cluster
 
 from testkit.api_server import Api, Object
+from testkit.fake_nodes import fake_node
 from testkit.operator_process import OPERATOR_NAMESPACE
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.nodes import Pool
-from tests.control_plane.queues import QUEUE, Queues, in_queue, priority_class, queues_of
+from tests.control_plane.queues import QUEUE, Priorities, Queues, in_queue, priority_class, queues_of
 from tests.control_plane.test_bad_nodes import avoided_nodes, fail_worker
 from tests.control_plane.test_elastic import ELASTIC, LONG_AGO, lose_worker, wait_for_size
 from tests.control_plane.test_flows import PREPARED
+from tests.control_plane.test_required_topology import apply_in_one_rack, two_racks
 from tests.control_plane.world import World
 
 LEVELS = ("topology.kubernetes.io/rack", "kubernetes.io/hostname")
@@ -43,6 +45,14 @@ def urgent(api: Api, world: World) -> Iterator[str]:
 
 
 @pytest.fixture
+def priorities(api: Api, world: World) -> Iterator[Priorities]:
+    """Classes of the priority in a queue."""
+    priorities = Priorities(api, world.namespace)
+    yield priorities
+    priorities.delete()
+
+
+@pytest.fixture
 def topology_aware(install: Callable[[str, Object], str], world: World) -> Iterator[None]:
     """A platform whose queues have flavors with a Topology."""
     world.operator.stop()
@@ -66,13 +76,19 @@ def delete(world: World, run: str) -> None:
     world.api.delete("MegatronRecipe", world.namespace, run)
 
 
+def is_suspended(state: RunState) -> bool:
+    """Whether a run's PyTorchJob is suspended."""
+    return state.job is not None and state.job["spec"]["runPolicy"]["suspend"] is True
+
+
 def test_a_run_is_created_suspended_and_trains_once_kueue_admits_it(world: World, queues: Queues) -> None:
     """Its profile names a topology, which the flavor does not have."""
     world.apply("run", **in_queue())
     state = world.wait_for("run", phase="Pending", conditions={"Running": "Queued"}, job=True, pods=0)
-    assert state.conditions["Running"]["message"] == f"waits for admission by queue {QUEUE}"
+    assert state.conditions["Running"]["message"].startswith(f"waits for admission by queue {QUEUE}")
     queues.create(pods=2)
     state = world.train("run", 10)
+    assert queues.resumed_by(state) == "kueue"
     assert queues.conditions(state)["Admitted"] == "Admitted"
     succeed(world, "run")
     wait_until("Kueue to finish the Workload", lambda: "Finished" in queues.conditions(state))
@@ -114,8 +130,7 @@ def test_a_preempted_run_gives_up_its_pods_and_resumes_without_a_restart(
     assert queues.conditions(state)["Evicted"] == "Preempted"
     world.train("urgent", 10)
     state = world.wait_for("run", phase="Pending", conditions={"Running": "Queued"}, pods=0)
-    assert state.job is not None
-    assert state.job["spec"]["runPolicy"]["suspend"] is True
+    assert is_suspended(state)
 
     world.report("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
     delete(world, "urgent")
@@ -123,6 +138,50 @@ def test_a_preempted_run_gives_up_its_pods_and_resumes_without_a_restart(
     assert state.job_uid == before.job_uid
     assert (state.recovery["restarts"], state.recovery["restartsSinceCheckpoint"]) == (0, 0)
     assert not state.recovery.get("history")
+
+
+def test_a_changed_priority_in_the_queue_needs_no_new_job(
+    world: World, queues: Queues, priorities: Priorities
+) -> None:
+    low, high = priorities.create("low", 1), priorities.create("high", 100)
+    queues.create(pods=2)
+    world.apply("one", **in_queue(workloadPriorityClassName=low))
+    one = world.train("one", 60, checkpoint=50)
+    world.apply("two", **in_queue(workloadPriorityClassName=low))
+    two = world.wait_for("two", phase="Pending", conditions={"Running": "Queued"}, pods=0, job=True)
+    world.edit("two", scheduling={"workloadPriorityClassName": high})
+    state = world.train("two", 10)
+    assert state.job_uid == two.job_uid, "changed while it waited"
+    world.wait_for("one", phase="Pending", conditions={"Running": "Queued"}, pods=0)
+
+    world.edit("two", scheduling={"workloadPriorityClassName": low})
+    state = world.wait_for(
+        "two", phase="Training", pods=2, where=lambda two: queues.workload(two)["spec"]["priority"] == 1
+    )
+    assert state.job_uid == two.job_uid, "changed while it trained"
+    world.report("one", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
+    world.edit("one", scheduling={"workloadPriorityClassName": high})
+    state = world.train("one", 52, checkpoint=50, generation=2, resumedFrom=50)
+    assert state.job_uid == one.job_uid
+    assert state.recovery["restarts"] == 0
+
+
+def test_a_run_whose_priority_class_does_not_exist_waits_with_the_reason_until_it_does(
+    world: World, queues: Queues, priorities: Priorities
+) -> None:
+    missing, reason = priorities.name("high"), "WorkloadPriorityClassMissing"
+    queues.create(pods=2)
+    world.apply("run", **in_queue(workloadPriorityClassName=missing))
+    state = world.wait_for("run", phase="Pending", conditions={"Running": reason}, job=False)
+    assert state.conditions["Running"]["message"].startswith(f"there is no WorkloadPriorityClass {missing};")
+    priorities.create("high", 100)
+    before = world.train("run", 10)
+    world.edit("run", scheduling={"workloadPriorityClassName": priorities.name("higher")})
+    world.wait_for("run", phase="Training", pods=2, conditions={"Prepared": reason})
+    priorities.create("higher", 1000)
+    state = world.wait_for("run", conditions={"Prepared": "NothingToPrepare"}, observed=True)
+    wait_until("Kueue to know the new priority", lambda: queues.workload(state)["spec"]["priority"] == 1000)
+    assert (state.job_uid, state.pod_uids) == (before.job_uid, before.pod_uids)
 
 
 def test_a_pod_is_replaced_elsewhere_and_the_gang_keeps_its_place(
@@ -200,20 +259,28 @@ def test_an_elastic_run_goes_through_the_queue_with_each_size(
     assert queues.conditions(state)["Admitted"] == "Admitted"
 
 
-def test_data_preparation_waits_in_the_queue_too(world: World, queues: Queues) -> None:
-    world.apply("run", **in_queue(), data=PREPARED)
-    state = world.wait_for("run", phase="Preparing", conditions={"Prepared": "Queued"}, job=False)
-    assert state.conditions["Prepared"]["message"] == f"waits for admission by queue {QUEUE}"
+def test_data_preparation_waits_in_the_queue_too(
+    world: World, queues: Queues, priorities: Priorities
+) -> None:
+    high = priorities.create("high", 100)
+    world.apply("run", **in_queue(workloadPriorityClassName=high), data=PREPARED)
+    world.wait_for(
+        "run",
+        phase="Preparing",
+        conditions={"Prepared": "Queued"},
+        job=False,
+        where=lambda state: state.conditions["Prepared"]["message"].endswith(
+            "LocalQueue research doesn't exist"
+        ),
+    )
     world.wait_for_only("Pod")
     queues.create(pods=2)
     state = world.train("run", 10)
     assert state.conditions["Prepared"]["reason"] == "Prepared"
-    owners = {
-        reference["kind"]
-        for each in world.api.list("Workload", world.namespace)
-        for reference in each["metadata"]["ownerReferences"]
-    }
+    workloads = world.api.list("Workload", world.namespace)
+    owners = {reference["kind"] for each in workloads for reference in each["metadata"]["ownerReferences"]}
     assert owners == {"Job", "PyTorchJob"}
+    assert {each["spec"]["priority"] for each in workloads} == {100}
 
 
 def test_a_run_whose_nodes_kueue_has_chosen_is_created_again_to_avoid_one(
@@ -258,3 +325,45 @@ def test_a_queue_of_flavors_with_a_topology_admits_runs_that_ask_for_none(
     state = world.train("run", 10)
     assignments = queues.workload(state)["status"]["admission"]["podSetAssignments"]
     assert all("topologyAssignment" in each for each in assignments)
+
+
+@pytest.mark.usefixtures("topology_aware")
+def test_a_run_that_requires_a_rack_is_admitted_into_the_one_with_room_for_all_of_its_pods(
+    world: World, queues: Queues, pool: Callable[[int], Pool]
+) -> None:
+    nodes = pool(5)
+    two_racks(world, nodes, first=2)
+    queues.create(pods=5, levels=LEVELS, node_labels=nodes.selector)
+    apply_in_one_rack(world, nodes, 3, queue=QUEUE)
+    state = world.train("run", 10, pods=3)
+    assert racks(world, state) == {f"{nodes.selector['pool']}-b"}
+    assert queues.resumed_by(state) == "kueue"
+    for pod_set in queues.workload(state)["spec"]["podSets"]:
+        assert pod_set["topologyRequest"]["required"] == LEVELS[0]
+
+
+@pytest.mark.usefixtures("topology_aware")
+def test_a_run_that_no_rack_has_room_for_waits_with_the_reason_until_one_has(
+    world: World, queues: Queues, pool: Callable[[int], Pool]
+) -> None:
+    """Quota and nodes suffice: two nodes are free in each of two racks."""
+    nodes = pool(4)
+    two_racks(world, nodes, first=2)
+    queues.create(pods=4, levels=LEVELS, node_labels=nodes.selector)
+    apply_in_one_rack(world, nodes, 3, queue=QUEUE)
+    reason = f"allows to fit only 2 out of 2 pod(s); all pods must share {LEVELS[0]}"
+    state = world.wait_for(
+        "run",
+        phase="Pending",
+        conditions={"Running": "Queued"},
+        job=True,
+        pods=0,
+        where=lambda state: reason in state.conditions["Running"]["message"],
+    )
+    assert is_suspended(state)
+    nodes.nodes.append(f"{nodes.selector['pool']}-more")
+    rack = f"{nodes.selector['pool']}-b"
+    world.api.apply(fake_node(nodes.nodes[-1], rack=rack, cpu="3", **nodes.selector))
+    state = world.train("run", 10, pods=3)
+    assert racks(world, state) == {rack}
+    assert queues.resumed_by(state) == "kueue"

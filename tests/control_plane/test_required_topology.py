@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.recovery_policy import DOMAIN_PATIENCE
@@ -26,11 +27,11 @@ def two_racks(world: World, nodes: Pool, first: int) -> dict[str, str]:
     return racks
 
 
-def apply_in_one_rack(world: World, on: Pool, pods: int) -> None:
+def apply_in_one_rack(world: World, on: Pool, pods: int, **scheduling: Any) -> None:
     world.apply(
         "run",
         accelerator={"count": 2 * pods, "perNode": 2},
-        scheduling={"nodeSelector": on.selector, "requiredTopology": RACK},
+        scheduling={"nodeSelector": on.selector, "requiredTopology": RACK} | scheduling,
     )
 
 

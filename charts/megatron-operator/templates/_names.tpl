@@ -163,4 +163,8 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]
+# Why Kueue does not admit a job.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list]
 {{- end }}

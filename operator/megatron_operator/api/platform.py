@@ -250,6 +250,8 @@ class PlatformConfig(ApiModel):
     data_storage_class_name: Name | None = None
     queue: Name | None = None
     """Kueue local queue of recipes that set none."""
+    workload_priority_class_name: Name | None = None
+    """Kueue's WorkloadPriorityClass of recipes with a queue that set none."""
     topology_aware_queues: bool = False
     """Whether the flavors of Kueue's queues have a Topology with the keys of `topology` as levels. Then the
     nearest key is the preferred topology of a queued run's pods; a flavor without a Topology never admits

@@ -11,7 +11,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_p
 from megatron_operator.api.hardware import without_cuda
 from megatron_operator.api.platform import KUBERNETES, VOLCANO, AcceleratorProfile, PlatformConfig
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
-from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL
+from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL, SHORT_NAME
 from megatron_operator.api.validation import parse
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -67,6 +67,12 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
             f"{at}.topologyAwareQueues", "true is for queues of Kueue, and gangScheduling is set too",
             "leave one of the two out",
         )  # fmt: skip
+    if (name := platform.workload_priority_class_name) is not None:
+        yield FieldError(
+            f"{at}.workloadPriorityClassName",
+            f"{shown(name)} is a priority in a queue of Kueue, and gangScheduling is set too",
+            "leave one of the two out",
+        )
     if gangs.scheduler in (VOLCANO, KUBERNETES) and gangs.schedule_timeout_seconds is not None:
         yield FieldError(
             f"{field}.scheduleTimeoutSeconds",
@@ -90,6 +96,9 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
 
 
 def _priority_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:
+    in_queue = platform.workload_priority_class_name
+    if in_queue and not (len(in_queue) <= SHORT_NAME.longest and SHORT_NAME.pattern.fullmatch(in_queue)):
+        yield FieldError(f"{at}.workloadPriorityClassName", f"invalid name {shown(in_queue)}", SHORT_NAME.fix)
     name, field = platform.recovery_priority_class_name, f"{at}.recoveryPriorityClassName"
     if name is None:
         return

@@ -142,6 +142,13 @@ class Reason(StrEnum):
         "Switch on Kubernetes 1.36's feature gates GenericWorkload and GangScheduling, and install the "
         "chart's policy for pods ([platform](platform.md#gang-scheduling-without-kueue)); then it continues.",
     )
+    WORKLOAD_PRIORITY_CLASS_MISSING = (
+        "WorkloadPriorityClassMissing",
+        "`Running=False`, `Prepared=False`",
+        "The WorkloadPriorityClass of `workloadPriorityClassName`, the recipe's or the platform's, does not "
+        "exist, so Kueue would never take up the job.",
+        "Create the class, or correct the name; then it continues.",
+    )
     JOB_REFUSED = (
         "JobRefused",
         "`Running=False`",
@@ -171,7 +178,8 @@ class Reason(StrEnum):
     QUEUED = (
         "Queued",
         "`Running=False`, `Prepared=False`",
-        "Kueue has not admitted the job, or has suspended it again: `kubectl get workloads.kueue.x-k8s.io`.",
+        "Kueue has not admitted the job, or has suspended it again; the message has Kueue's reason, which is "
+        "read every 15 s at first, and then less often.",
         "Wait, or check the queue's quota.",
     )
     SUSPENDED = (

@@ -284,6 +284,9 @@ class SchedulingSpec(ApiModel):
 
     queue: Name | None = None
     """Kueue local queue; default the platform's."""
+    workload_priority_class_name: Name | None = None
+    """Kueue's WorkloadPriorityClass of the run in its queue; default the platform's. Without one Kueue takes
+    the priority from `priorityClassName`."""
     priority_class_name: Name | None = None
     """PriorityClass of all pods."""
     topology: Annotated[list[LabelKey], Field(max_length=16)] | None = None

@@ -56,6 +56,7 @@ _FORMS: Final = {
     "checkpoint.volume.claimName": NAME,
     "checkpoint.volume.storageClassName": NAME,
     "scheduling.queue": SHORT_NAME,
+    "scheduling.workloadPriorityClassName": SHORT_NAME,
     "scheduling.priorityClassName": NAME,
     "scheduling.topology[]": NODE_LABEL,
     "scheduling.requiredTopology": NODE_LABEL,

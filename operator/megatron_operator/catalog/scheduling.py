@@ -20,12 +20,13 @@ def scheduling(
     """The recipe's placement with the platform's queue and the profile's topology where it sets none.
 
     `accelerator` is the profile's name. A required level that is not one of the topology goes to `found` as
-    an error.
+    an error, and so does a priority in a queue without a queue.
     """
     update: dict[str, Any] = {}
     if spec.queue is None and platform.queue is not None:
         update["queue"] = platform.queue
         found.origin("scheduling.queue", "platform")
+    _complete_priority(spec, platform, update, found)
     if spec.topology is None and profile.topology:
         update["topology"] = profile.topology
         found.origin("scheduling.topology", "platform")
@@ -35,6 +36,21 @@ def scheduling(
     completed = spec.model_copy(update=update)
     _check_required_level(completed, spec, accelerator, found)
     return completed
+
+
+def _complete_priority(
+    spec: SchedulingSpec, platform: PlatformConfig, update: dict[str, Any], found: Diagnostics
+) -> None:
+    name, queued = spec.workload_priority_class_name, (spec.queue or platform.queue) is not None
+    if name is not None and not queued:
+        found.error(
+            f"{_FIELD}.workloadPriorityClassName",
+            f"{shown(name)} is a priority in a queue of Kueue, and the run has no queue",
+            "set scheduling.queue, or leave it out",
+        )
+    elif name is None and queued and platform.workload_priority_class_name is not None:
+        update["workload_priority_class_name"] = platform.workload_priority_class_name
+        found.origin("scheduling.workloadPriorityClassName", "platform")
 
 
 def _check_required_level(

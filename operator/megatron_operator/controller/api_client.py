@@ -69,6 +69,9 @@ SECRETS: Final = Resource("", "v1", "secrets")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies")
 NODES: Final = Resource("", "v1", "nodes")
 PRIORITY_CLASSES: Final = Resource("scheduling.k8s.io", "v1", "priorityclasses")
+WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta2", "workloads")
+"""What Kueue keeps of each job in a queue."""
+WORKLOAD_PRIORITY_CLASSES: Final = Resource(WORKLOADS.group, WORKLOADS.version, "workloadpriorityclasses")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 
 

@@ -16,6 +16,7 @@ from megatron_operator.controller.api_client import (
     PODS,
     RECIPES,
     SECRETS,
+    WORKLOAD_PRIORITY_CLASSES,
     ApiClient,
     ApiError,
     Resource,
@@ -32,6 +33,7 @@ from megatron_operator.lifecycle.children import (
     ending_claim,
     job_obstacle,
     missing_claim,
+    missing_priority_class,
     obstacle_before_pods,
     policy_changes,
     policy_obstacle,
@@ -43,7 +45,7 @@ from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, weights_obstacle
-from megatron_operator.manifests import gang_token, jobset, pytorchjob, recovery_priority, trainjob
+from megatron_operator.manifests import gang_token, jobset, kueue, pytorchjob, recovery_priority, trainjob
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.node_avoidance import avoiding
@@ -88,13 +90,15 @@ class Children:
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool
     ) -> Requeue | None:
-        """Check the user's claims and the weights to start from, and create the operator's claims.
+        """Check the user's claims, priority class and weights to start from; create the operator's claims.
 
         None once that is done.
 
         `running` is as for `set_blocked`.
         """
         namespace = status.key.namespace
+        if (obstacle := await self._class_obstacle(desired)) is not None:
+            return set_obstacle(status, obstacle, running=running)
         for name in desired.manifests.expected_claims:
             existing = await self._api.get(CLAIMS, namespace, name)
             if existing is None:
@@ -119,6 +123,36 @@ class Children:
             if obstacle is not None:
                 return set_obstacle(status, obstacle, running=running)
         return None
+
+    async def _class_obstacle(self, desired: DesiredState) -> Obstacle | None:
+        """Why Kueue would never take up the job: its WorkloadPriorityClass does not exist.
+
+        None also where the operator may not list the classes: then the name is trusted.
+        """
+        if (name := kueue.priority_class(desired.manifests.job)) is None:
+            return None
+        try:
+            found = await self._api.find(WORKLOAD_PRIORITY_CLASSES, None, fields=f"metadata.name={name}")
+        except ApiError as error:
+            if error.refused or error.not_found:
+                return None
+            raise
+        return None if found else missing_priority_class(name)
+
+    async def set_priority_class(self, job: Object, desired: DesiredState) -> bool:
+        """Give a job that exists its WorkloadPriorityClass; False where it must be created again for that."""
+        wanted = desired.manifests.job
+        if kueue.has_priority_class(job, wanted):
+            return True
+        if (changes := kueue.priority_patch(job, wanted)) is None:
+            return False
+        try:
+            await self._api.merge(training_jobs(job), job, changes)
+        except ApiError as error:
+            if not error.refused:
+                raise
+            return False
+        return True
 
     async def _ensure_claim(
         self, status: StatusBuilder, desired: DesiredState, claim: Object

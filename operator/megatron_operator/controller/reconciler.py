@@ -91,9 +91,9 @@ class Reconciler:
     them but progress, or how far the pods of a start are, the recipe and its run are read from the API
     server, and the cached ones have had no effect.
 
-    Snapshot -> desired state -> decision -> status, written once -> actions -> Events. Two writes precede the
-    status, so that a restarted operator repeats them: deleting the job of an earlier generation, and
-    cordoning a bad node.
+    Snapshot -> desired state -> decision -> status, written once -> actions -> Events. Three writes precede
+    the status, so that a restarted operator repeats them: deleting the job of an earlier generation, changing
+    its priority in a queue, and cordoning a bad node.
     """
 
     def __init__(
@@ -264,7 +264,8 @@ class Reconciler:
             return Result(requeue=blocked)
         if job is None:
             return await self._start(status, snapshot, desired, edited=edited)
-        if not may_continue or content_hash(job) != desired.job_hash:
+        same = may_continue and content_hash(job) == desired.job_hash
+        if not same or not await self._children.set_priority_class(job, desired):
             return await self._replace(status, snapshot)
         set_prepared(status, desired)
         return await self._follow(status, snapshot, desired)

@@ -14,6 +14,7 @@ from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
+from megatron_operator.controller.workload_reader import WorkloadReader
 from megatron_operator.lifecycle.children import recorded_kind
 from megatron_operator.lifecycle.node_health import suspects
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
@@ -75,6 +76,7 @@ class SnapshotReader:
         self._watch = watch
         self._poller = poller
         self._events = JobEvents(api)
+        self._workloads = WorkloadReader(api)
         self._ends: dict[RecipeKey, dict[str, PodEnd]] = {}
         self._incomplete: dict[RecipeKey, int] = {}
         """Number of pods of the runs that lacked some when they were read last."""
@@ -103,6 +105,7 @@ class SnapshotReader:
         """Drop what is cached of a run."""
         self.drop_pod_ends(key)
         self._incomplete.pop(key, None)
+        self._workloads.forget(key)
 
     async def read_job(self, status: StatusBuilder) -> Object | None:
         """The training job, of whichever handled kind it was created, without what `read` attaches to it.
@@ -154,6 +157,7 @@ class SnapshotReader:
         trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
+        snapshot = replace(snapshot, held_back=await self._workloads.held_back(status, snapshot))
         if self._creation_stands_still(key, snapshot):
             snapshot = replace(snapshot, events=await self._warnings(key, snapshot.existing_job))
         return await self._with_ends_from_events(status, snapshot)
@@ -185,7 +189,7 @@ class SnapshotReader:
         """The run as the watches delivered it, without any request.
 
         None where its kind of job is not watched or its pods are too large to keep, and unless it trains,
-        starts or waits in a queue undisturbed.
+        starts or waits in a queue undisturbed. Also where it is time to read why it is still queued.
         """
         key = status.key
         jobs = self._caches.jobs.get(recorded_kind(status))
@@ -197,7 +201,9 @@ class SnapshotReader:
             return None
         trainers = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_TRAINER]
         snapshot = replace(self._snapshot(status, job, trainers), cached=True)
-        return snapshot if is_undisturbed(status, snapshot) else None
+        if not is_undisturbed(status, snapshot) or self._workloads.is_due(status, snapshot):
+            return None
+        return snapshot
 
     def _snapshot(self, status: StatusBuilder, job: Object | None, trainers: list[Object]) -> RunSnapshot:
         key = status.key

@@ -10,6 +10,7 @@ from megatron_operator.controller.api_client import BATCH_JOBS, ApiClient
 from megatron_operator.controller.children import create, pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.progress_poller import ProgressPoller
+from megatron_operator.controller.workload_reader import held_back
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue, Result
 from megatron_operator.lifecycle.children import (
     batch_job_obstacle,
@@ -185,7 +186,7 @@ class Stages:
         self._poller.watch(status.key, stage_targets(pods))
         set_stage_progress(status, self._poller.reading(status.key))
         if queued:
-            set_stage_queued(status, stage, job)
+            set_stage_queued(status, stage, job, await held_back(self._api, job, status.now))
             return
         name = job["metadata"]["name"]
         obstacle = diagnose(pods, [], name)

@@ -148,6 +148,12 @@ def missing_claim(name: str, namespace: str) -> Obstacle:
     return Obstacle(Reason.VOLUME_CLAIM_MISSING, message, LATER)
 
 
+def missing_priority_class(name: str) -> Obstacle:
+    """The WorkloadPriorityClass of the run does not exist. Kueue creates no Workload for a job with it."""
+    message = f"there is no WorkloadPriorityClass {name}; create it, or correct workloadPriorityClassName"
+    return Obstacle(Reason.WORKLOAD_PRIORITY_CLASS_MISSING, message, LATER)
+
+
 def ending_claim(name: str) -> Obstacle:
     """A claim is being deleted: a pod that mounts it would not start, and its data will be gone."""
     message = f"{CLAIM_KIND} {name} is being deleted; the run waits until it is gone"

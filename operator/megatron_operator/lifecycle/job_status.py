@@ -93,9 +93,22 @@ def set_blocked(status: StatusBuilder, reason: Reason, message: str, *, running:
     status.set_condition(Condition.RUNNING, False, reason, message)
 
 
-def queued_message(queue: str | None) -> str:
-    """What a suspended job waits for; `queue` is the one that its label names."""
-    return f"waits for admission by queue {queue}" if queue else "the job is suspended"
+def queued_message(
+    status: StatusBuilder, condition: Condition, queue: str | None, held_back: str | None
+) -> str:
+    """What a suspended job waits for; `queue` is the one that its label names.
+
+    `held_back` is why Kueue does not admit it. Where that was not read, what `condition` has of it stays.
+    """
+    if not queue:
+        return "the job is suspended"
+    message = f"waits for admission by queue {queue}"
+    if held_back:
+        return f"{message}: {cut(held_back, LONGEST_CAUSE)}"
+    known = status.condition(condition)
+    if held_back is None and known is not None and known.reason == Reason.QUEUED:
+        return known.message if known.message.startswith(f"{message}: ") else message
+    return message
 
 
 def set_obstacle(status: StatusBuilder, obstacle: Obstacle, *, running: bool) -> Requeue:

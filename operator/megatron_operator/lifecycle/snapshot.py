@@ -51,6 +51,8 @@ class RunSnapshot:
     announcing: Mapping[str, NodeStatus] | None = None
     """Of the run's nodes, and those recorded for maintenance, those that exist, as the watch of nodes
     delivered them; None: not known."""
+    held_back: str | None = None
+    """Why Kueue does not admit the job, empty where it gives no reason; None: not read."""
     left_early: str | None = None
     """Why the job was found not to be complete although it has succeeded, when its pods still showed it."""
     cached: bool = False

@@ -24,7 +24,7 @@ from megatron_operator.lifecycle.object_metadata import Object, content_hash, is
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_termination import container_message, pod_end
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import Manifests, convert, prepare
+from megatron_operator.manifests import Manifests, convert, kueue, prepare
 from megatron_operator.manifests.job_backend import LABEL_QUEUE
 from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_EXPORT_BEST, ROLE_IMPORT, ROLE_PREPARE
 
@@ -120,7 +120,10 @@ def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edi
         stage in CONVERSIONS and not edited and "Failed" not in done and _same_recipe(job, body, generation)
     )
     same = keeps or content_hash(job) == content_hash(body)
-    if not same or (_is_suspended(job) and queue_of(job) != queue_of(body)) or ("Failed" in done and edited):
+    waits_elsewhere = _is_suspended(job) and (
+        queue_of(job) != queue_of(body) or not kueue.has_priority_class(job, body)
+    )
+    if not same or waits_elsewhere or ("Failed" in done and edited):
         return StageState.OUTDATED
     if "Complete" in done:
         return StageState.COMPLETE
@@ -168,10 +171,11 @@ def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Ite
     status.fail(stage.failed, cause)
 
 
-def set_stage_queued(status: StatusBuilder, stage: Stage, job: Object) -> None:
-    """Report that the Job is suspended, by its queue or by somebody."""
+def set_stage_queued(status: StatusBuilder, stage: Stage, job: Object, held_back: str | None) -> None:
+    """Report that the Job is suspended, by its queue or by somebody; `held_back` is as for the snapshot."""
     status.set(phase=stage.phase)
-    status.set_condition(stage.condition, False, Reason.QUEUED, queued_message(queue_of(job)))
+    message = queued_message(status, stage.condition, queue_of(job), held_back)
+    status.set_condition(stage.condition, False, Reason.QUEUED, message)
 
 
 def set_stage_obstacle(status: StatusBuilder, stage: Stage, obstacle: Obstacle) -> Requeue:

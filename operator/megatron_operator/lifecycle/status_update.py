@@ -98,7 +98,8 @@ def _set_queued(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     """
     status.set(phase=Phase.PENDING)
     status.set_recovery(pods_as_of=None, gang=None, restart_before=None, waiting_since=None)
-    status.set_condition(Condition.RUNNING, False, Reason.QUEUED, queued_message(snapshot.queue))
+    message = queued_message(status, Condition.RUNNING, snapshot.queue, snapshot.held_back)
+    status.set_condition(Condition.RUNNING, False, Reason.QUEUED, message)
 
 
 def replacement_pods(recovery: RecoveryStatus, snapshot: RunSnapshot) -> tuple[Object, ...]:

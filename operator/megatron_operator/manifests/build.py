@@ -108,6 +108,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     plain = job(False)
     final = with_hash(job(True) if require_checkpoint else plain, digest(plain))
     recovery_priority.annotate(final, resolved)
+    kueue.set_priority_class(final, resolved)
     return Manifests(
         claims=claims.created,
         expected_claims=claims.expected,

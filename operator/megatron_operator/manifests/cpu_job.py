@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests import kueue
 from megatron_operator.manifests.job_backend import LABEL_QUEUE
 from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
 from megatron_operator.manifests.pod import identity, image
@@ -86,15 +87,18 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
             "template": {"metadata": {"labels": owner.labels(work.role)}, "spec": spec},
         },
     }
-    return _queued(with_hash(manifest), resolved.scheduling.queue)
+    return _queued(with_hash(manifest), resolved)
 
 
-def _queued(job: Manifest, queue: str | None) -> Manifest:
+def _queued(job: Manifest, resolved: ResolvedRecipe) -> Manifest:
+    queue = resolved.scheduling.queue
     if queue is None:
         return job
     metadata = job["metadata"]
     labels = metadata["labels"] | {LABEL_QUEUE: queue}
-    return job | {"metadata": metadata | {"labels": labels}, "spec": job["spec"] | {"suspend": True}}
+    made = job | {"metadata": metadata | {"labels": labels}, "spec": job["spec"] | {"suspend": True}}
+    kueue.set_priority_class(made, resolved)
+    return made
 
 
 def _division(pods: int) -> Manifest:

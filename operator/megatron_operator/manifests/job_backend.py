@@ -12,6 +12,8 @@ from megatron_operator.api.status import Plan
 from megatron_operator.manifests.metadata import Manifest, Owner
 
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
+"""Kueue's WorkloadPriorityClass. Without the label Kueue takes the priority from the pods' PriorityClass."""
 TOPOLOGY_GATE = "kueue.x-k8s.io/topology"
 """Scheduling gate that Kueue adds to pod templates while it chooses the nodes of their pods."""
 

@@ -40,6 +40,12 @@ REFUSED = [
     ("data.volume", {"claimName": "Not A Name"}, "spec.data.volume.claimName", "invalid name"),
     ("training.stepBatchSizeSchedule", "-1:1", "spec.training.stepBatchSizeSchedule", "flag"),
     ("scheduling.queue", "a b", "spec.scheduling.queue", "invalid name"),
+    (
+        "scheduling.workloadPriorityClassName",
+        "a" * 64,
+        "spec.scheduling.workloadPriorityClassName",
+        "invalid name",
+    ),
     ("scheduling.topology", ["a b"], "spec.scheduling.topology[0]", "invalid label key"),
     ("scheduling.requiredTopology", "a b", "spec.scheduling.requiredTopology", "invalid label key"),
     ("scheduling.nodeSelector", {"zone": "a\nb"}, "spec.scheduling.nodeSelector.zone", "control character"),

@@ -307,6 +307,42 @@ def test_a_queue_of_kueue_is_refused_where_the_platform_schedules_gangs(
     ]
 
 
+@pytest.mark.parametrize(
+    ("platforms", "recipes", "expected"),
+    [
+        ({"queue": "research"}, {"workloadPriorityClassName": "high"}, "high"),
+        ({"workloadPriorityClassName": "usual"}, {"queue": "research"}, "usual"),
+        ({"queue": "research", "workloadPriorityClassName": "usual"}, {}, "usual"),
+        (
+            {"queue": "research", "workloadPriorityClassName": "usual"},
+            {"workloadPriorityClassName": "high"},
+            "high",
+        ),
+        ({"workloadPriorityClassName": "usual"}, {}, None),
+    ],
+    ids=["recipe's", "platform's", "platform's with its queue", "recipe's before platform's", "no queue"],
+)
+def test_a_run_in_a_queue_has_the_priority_class_of_the_recipe_or_the_platform(
+    platforms: dict[str, str],
+    recipes: dict[str, str],
+    expected: str | None,
+    resolve: Resolve,
+    platform: PlatformConfig,
+) -> None:
+    other = PlatformConfig.model_validate(platform.wire() | {"queue": None} | platforms)
+    found = resolve(recipe="small-1", platform=other, scheduling=recipes)
+    assert found.scheduling.workload_priority_class_name == expected
+
+
+def test_a_priority_in_a_queue_is_refused_without_a_queue(refusal: Refusal, platform: PlatformConfig) -> None:
+    without = PlatformConfig.model_validate(platform.wire() | {"queue": None})
+    found = refusal(recipe="small-1", platform=without, scheduling={"workloadPriorityClassName": "high"})
+    assert list(found.values()) == [
+        "spec.scheduling.workloadPriorityClassName: 'high' is a priority in a queue of Kueue, and the run "
+        "has no queue; set scheduling.queue, or leave it out"
+    ]
+
+
 def test_the_gang_scheduling_of_the_platform_holds_for_every_recipe(
     resolve: Resolve, platform: PlatformConfig
 ) -> None:

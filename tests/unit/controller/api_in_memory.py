@@ -25,6 +25,8 @@ from megatron_operator.controller.api_client import (
     PODS,
     RECIPES,
     SECRETS,
+    WORKLOAD_PRIORITY_CLASSES,
+    WORKLOADS,
     ApiError,
     Resource,
 )
@@ -86,6 +88,10 @@ class ApiInMemory:
         """None: the cluster does not know the resource."""
         self.pod_groups: dict[str, Object] | None = {}
         """Those of Kubernetes; None: it does not serve them."""
+        self.workloads: list[Object] = []
+        """Kueue's, of whichever job is asked for."""
+        self.workload_priority_classes: set[str] | None = set()
+        """Names of Kueue's; None: the operator may not list them."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
@@ -116,6 +122,13 @@ class ApiInMemory:
         if resource is PODS:
             pods = [self.pod(pod) for pod in self.cluster.pods]
             return pods if namespace else pods + self._others() + self._waiting()
+        if resource is WORKLOADS:
+            return self.workloads
+        if resource is WORKLOAD_PRIORITY_CLASSES:
+            if self.workload_priority_classes is None:
+                raise ApiError(403, "Forbidden", "cannot list resource workloadpriorityclasses")
+            names = [n for n in self.workload_priority_classes if fields == f"metadata.name={n}"]
+            return [{"metadata": {"name": name}} for name in names]
         assert resource is EVENTS, resource
         return []
 

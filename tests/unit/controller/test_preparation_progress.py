@@ -80,3 +80,27 @@ def test_a_preparation_waits_in_the_queue_that_the_recipe_names(run: Run) -> Non
     job()["spec"]["suspend"] = False
     run.operator.reconcile()
     assert run.condition("Prepared")["reason"] == "Preparing"
+
+
+def test_a_preparation_that_waits_gets_the_priority_that_the_recipe_names_and_kueues_reason(run: Run) -> None:
+    def job() -> Any:
+        return run.api.batch_jobs[f"{NAME}-prepare"]
+
+    run.api.workload_priority_classes = {"low", "high"}
+    refused = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}
+    run.api.workloads = [{"spec": {}, "status": {"conditions": [refused]}}]
+    for name in ("low", "high"):
+        run.edit(scheduling={"queue": "research", "workloadPriorityClassName": name})
+        for _ in range(3):
+            run.operator.reconcile()
+        # The Job was created without a queue, so that it runs, until the first edit.
+        job()["spec"]["suspend"] = True
+        for _ in range(3):
+            run.operator.reconcile()
+        assert job()["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == name
+    assert run.condition("Prepared")["message"].endswith("by queue research: insufficient quota")
+    job()["spec"]["suspend"] = False
+    run.edit(scheduling={"queue": "research", "workloadPriorityClassName": "low"})
+    for _ in range(3):
+        run.operator.reconcile()
+    assert job()["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high", "it runs, and goes on"

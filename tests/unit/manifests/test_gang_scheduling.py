@@ -117,6 +117,12 @@ def test_kubernetes_gangs_need_no_certain_kind_of_job_or_scheduler() -> None:
         ({"scheduler": "gangs"}, {"queue": "research"}, "queue", "'research' is a queue of Kueue"),
         ({"scheduler": "gangs"}, {"topologyAwareQueues": True}, "topologyAwareQueues", "queues of Kueue"),
         (
+            {"scheduler": "gangs"},
+            {"workloadPriorityClassName": "high"},
+            "workloadPriorityClassName",
+            "'high' is a priority in a queue of Kueue",
+        ),
+        (
             {"scheduler": "volcano", "scheduleTimeoutSeconds": 60},
             {},
             "gangScheduling.scheduleTimeoutSeconds",

@@ -1,0 +1,125 @@
+"""Runs in a queue of Kueue: its reason for the wait is in the status, and their priority can be changed."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from megatron_operator.controller.api_client import WORKLOADS
+
+from tests.unit.controller.simulated_run import Run
+
+LABEL = "kueue.x-k8s.io/priority-class"
+MISSING = "WorkloadPriorityClassMissing"
+
+
+def in_queue(name: str | None) -> dict[str, str]:
+    return {"queue": "research"} | ({"workloadPriorityClassName": name} if name else {})
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """A run in a queue, of the class `low`; `low` and `high` exist."""
+    run = Run()
+    run.api.workload_priority_classes = {"low", "high"}
+    run.edit(scheduling=in_queue("low"))
+    yield run
+    run.operator.close()
+
+
+def job(run: Run) -> Any:
+    found = run.api.job()
+    assert found is not None
+    return found
+
+
+def admit(run: Run) -> None:
+    """Let Kueue resume the run's job."""
+    job(run)["spec"]["runPolicy"]["suspend"] = False
+
+
+def trains_in_queue(run: Run) -> None:
+    run.until(lambda: run.api.job() is not None)
+    admit(run)
+    run.until(run.trains)
+
+
+def reconcile(run: Run, seconds: int, step: int = 1) -> None:
+    for _ in range(seconds // step):
+        run.cluster.pass_time(step)
+        run.operator.reconcile()
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "same_job"), [("high", "high", True), (None, None, False)], ids=["another", "none"]
+)
+def test_another_priority_class_changes_the_label_of_the_job_and_none_another_job(
+    run: Run, name: str | None, label: str | None, *, same_job: bool
+) -> None:
+    trains_in_queue(run)
+    before = job(run)["metadata"]["uid"]
+    run.edit(scheduling=in_queue(name))
+    run.until(lambda: run.status["observedGeneration"] == 3 and run.api.job() is not None)
+    assert job(run)["metadata"]["labels"].get(LABEL) == label
+    assert (job(run)["metadata"]["uid"] == before) is same_job
+
+
+def test_a_class_that_does_not_exist_is_not_given_to_a_job_that_runs(run: Run) -> None:
+    trains_in_queue(run)
+    run.edit(scheduling=in_queue("higher"))
+    reconcile(run, 5)
+    assert run.condition("Prepared")["reason"] == MISSING
+    assert run.status["phase"] == "Training"
+    assert job(run)["metadata"]["labels"][LABEL] == "low"
+    assert run.api.workload_priority_classes is not None
+    run.api.workload_priority_classes.add("higher")
+    run.until(lambda: job(run)["metadata"]["labels"][LABEL] == "higher")
+
+
+def test_a_run_whose_class_does_not_exist_has_no_job_until_it_does(run: Run) -> None:
+    run.edit(scheduling=in_queue("higher"))
+    reconcile(run, 5)
+    assert run.condition("Running")["reason"] == MISSING
+    assert run.condition("Running")["message"].startswith(
+        "there is no WorkloadPriorityClass higher; create it"
+    )
+    assert run.api.job() is None
+    run.api.workload_priority_classes = {"higher"}
+    trains_in_queue(run)
+
+
+def test_the_name_of_a_class_is_trusted_where_classes_may_not_be_listed(run: Run) -> None:
+    run.api.workload_priority_classes = None
+    trains_in_queue(run)
+    assert job(run)["metadata"]["labels"][LABEL] == "low"
+
+
+def test_a_queued_run_has_kueues_reason_which_is_read_less_often_the_longer_it_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[float] = []
+    find = run.api.find
+
+    async def recorded(resource: Any, *rest: Any, **named: Any) -> Any:
+        if resource is WORKLOADS:
+            reads.append(run.cluster.now)
+        return await find(resource, *rest, **named)
+
+    monkeypatch.setattr(run.api, "find", recorded)
+    run.until(lambda: run.cluster.job is not None)
+    assert run.cluster.job is not None
+    run.cluster.job.size = 0
+    refused = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}
+    run.api.workloads = [{"spec": {}, "status": {"conditions": [refused]}}]
+    reason = "waits for admission by queue research: insufficient quota"
+    run.until(lambda: run.condition("Running").get("message") == reason, seconds=20)
+    reads.clear()
+    reconcile(run, 1200, step=10)
+    between = [after - before for before, after in itertools.pairwise(reads)]
+    assert between == sorted(between)
+    assert len(reads) < 15, f"read {len(reads)} times in 20 minutes"
+    assert between[-1] > 200
+    assert run.condition("Running")["message"] == reason, "also from the caches"
+    refused["message"] = "no room in a rack"
+    reconcile(run, 600, step=10)
+    assert run.condition("Running")["message"].endswith("no room in a rack")
