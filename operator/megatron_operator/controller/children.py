@@ -88,16 +88,16 @@ class Children:
         self._capacity = capacity
 
     async def ensure_claims(
-        self, status: StatusBuilder, desired: DesiredState, *, running: bool
+        self, status: StatusBuilder, desired: DesiredState, *, running: bool, trained: bool = False
     ) -> Requeue | None:
         """Check the user's claims, priority class and weights to start from; create the operator's claims.
 
         None once that is done.
 
-        `running` is as for `set_blocked`.
+        `running` is as for `set_blocked`; `trained`: the run's job has succeeded, and has no priority any more.
         """
         namespace = status.key.namespace
-        if (obstacle := await self._class_obstacle(desired)) is not None:
+        if not trained and (obstacle := await self._class_obstacle(desired)) is not None:
             return set_obstacle(status, obstacle, running=running)
         for name in desired.manifests.expected_claims:
             existing = await self._api.get(CLAIMS, namespace, name)
@@ -140,7 +140,7 @@ class Children:
         return None if found else missing_priority_class(name)
 
     async def set_priority_class(self, job: Object, desired: DesiredState) -> bool:
-        """Give a job that exists its WorkloadPriorityClass; False where it must be created again for that."""
+        """Give a job that exists its WorkloadPriorityClass; False where only another job can have it."""
         wanted = desired.manifests.job
         if kueue.has_priority_class(job, wanted):
             return True

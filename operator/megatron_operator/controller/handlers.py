@@ -88,7 +88,7 @@ class Operator:
             RecipePlanner(self._planning, self.config),
             self.snapshots,
             Children(self.api, capacity),
-            Stages(self.api, nodes, self.poller),
+            Stages(self.api, nodes, self.poller, self.snapshots.workloads),
             Supervisor(self.poller, capacity, cordoner),
             self.poller,
             self.caches,

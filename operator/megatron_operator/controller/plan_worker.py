@@ -34,7 +34,8 @@ class _ProcessEndedError(OperatorError):
 
 
 class PlanWorker:
-    """Executes calls one after another in one process, which runs while it is needed and `idle_seconds` more.
+    """Executes calls one after another in one process, which runs while it is needed and `idle_seconds` more,
+    or until `stop` where that is None.
 
     A namespace has one call in the queue at most, so that one namespace cannot keep the others waiting.
     """
@@ -43,7 +44,7 @@ class PlanWorker:
         self,
         limits: PlanningLimits | None = None,
         wall_seconds: float = WALL_SECONDS,
-        idle_seconds: float = IDLE_SECONDS,
+        idle_seconds: float | None = IDLE_SECONDS,
     ) -> None:
         self.limits = limits or PlanningLimits()
         self.wall_seconds = wall_seconds
@@ -106,7 +107,8 @@ class PlanWorker:
         try:
             yield
         finally:
-            self._idle = asyncio.get_running_loop().call_later(self.idle_seconds, self._kill)
+            if self.idle_seconds is not None:
+                self._idle = asyncio.get_running_loop().call_later(self.idle_seconds, self._kill)
 
     def _stop_timer(self) -> None:
         if self._idle is not None:

@@ -38,7 +38,8 @@ class OperatorProcess:
         self._election: asyncio.Task[None] | None = None
         self._elector: LeaderElector | None = None
         self._operator: Operator | None = None
-        self._reviews = PlanWorker()
+        # A review has less time than a process may take to start on a busy node.
+        self._reviews = PlanWorker(idle_seconds=None)
         """A worker of its own: a review must not wait for the recipes that are being reconciled."""
 
     async def run(self) -> None:

@@ -252,7 +252,8 @@ class Reconciler:
         running = phase is JobPhase.ACTIVE
         blocked = None
         if job is None or may_continue:
-            blocked = await self._children.ensure_claims(status, desired, running=running)
+            trained = phase is JobPhase.SUCCEEDED
+            blocked = await self._children.ensure_claims(status, desired, running=running, trained=trained)
         if blocked is not None and job is not None:
             # The generation is not observed yet: the job is replaced once the claims exist.
             waits = await self._supervisor.supervise(status, snapshot) if running else DONE
@@ -265,10 +266,21 @@ class Reconciler:
         if job is None:
             return await self._start(status, snapshot, desired, edited=edited)
         same = may_continue and content_hash(job) == desired.job_hash
-        if not same or not await self._children.set_priority_class(job, desired):
+        if not same or not await self._has_priority(status, snapshot, desired):
             return await self._replace(status, snapshot)
         set_prepared(status, desired)
         return await self._follow(status, snapshot, desired)
+
+    async def _has_priority(self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState) -> bool:
+        """Whether the job can stay as far as its priority in the queue is concerned, which is set if need be.
+
+        A job that trains is not replaced for a class that the platform names: the next one has it.
+        """
+        phase = snapshot.job_phase
+        if phase is JobPhase.SUCCEEDED:
+            return True
+        kept = phase is JobPhase.ACTIVE and not _names_priority_class(status)
+        return await self._children.set_priority_class(snapshot.existing_job, desired) or kept
 
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete job and pods. The plan is only made once they are gone, so that it cannot prevent it."""
@@ -361,3 +373,8 @@ class Reconciler:
         self._supervisor.forget(key)
         self._snapshots.forget(key)
         RUNS.remove(key)
+
+
+def _names_priority_class(status: StatusBuilder) -> bool:
+    """Whether the recipe itself names its WorkloadPriorityClass."""
+    return bool((status.spec.get("scheduling") or {}).get("workloadPriorityClassName"))

@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 from typing import Final
 
+from megatron_operator.api.conditions import Condition
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.controller.api_client import TRAINING_JOBS, ApiClient, ApiError, templates_of
@@ -76,7 +77,7 @@ class SnapshotReader:
         self._watch = watch
         self._poller = poller
         self._events = JobEvents(api)
-        self._workloads = WorkloadReader(api)
+        self.workloads = WorkloadReader(api)
         self._ends: dict[RecipeKey, dict[str, PodEnd]] = {}
         self._incomplete: dict[RecipeKey, int] = {}
         """Number of pods of the runs that lacked some when they were read last."""
@@ -105,7 +106,7 @@ class SnapshotReader:
         """Drop what is cached of a run."""
         self.drop_pod_ends(key)
         self._incomplete.pop(key, None)
-        self._workloads.forget(key)
+        self.workloads.forget(key)
 
     async def read_job(self, status: StatusBuilder) -> Object | None:
         """The training job, of whichever handled kind it was created, without what `read` attaches to it.
@@ -157,7 +158,9 @@ class SnapshotReader:
         trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
-        snapshot = replace(snapshot, held_back=await self._workloads.held_back(status, snapshot))
+        if snapshot.job_phase is JobPhase.SUSPENDED:
+            held_back = await self.workloads.held_back(status, Condition.RUNNING, snapshot.job)
+            snapshot = replace(snapshot, held_back=held_back)
         if self._creation_stands_still(key, snapshot):
             snapshot = replace(snapshot, events=await self._warnings(key, snapshot.existing_job))
         return await self._with_ends_from_events(status, snapshot)
@@ -201,7 +204,7 @@ class SnapshotReader:
             return None
         trainers = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_TRAINER]
         snapshot = replace(self._snapshot(status, job, trainers), cached=True)
-        if not is_undisturbed(status, snapshot) or self._workloads.is_due(status, snapshot):
+        if not is_undisturbed(status, snapshot) or self.workloads.is_due(status, snapshot):
             return None
         return snapshot
 

@@ -10,7 +10,7 @@ from megatron_operator.controller.api_client import BATCH_JOBS, ApiClient
 from megatron_operator.controller.children import create, pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.progress_poller import ProgressPoller
-from megatron_operator.controller.workload_reader import held_back
+from megatron_operator.controller.workload_reader import WorkloadReader
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue, Result
 from megatron_operator.lifecycle.children import (
     batch_job_obstacle,
@@ -49,8 +49,11 @@ from megatron_operator.lifecycle.status_builder import StatusBuilder
 class Stages:
     """Runs the Jobs that a run waits for. `edited` retries one that failed."""
 
-    def __init__(self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller) -> None:
+    def __init__(
+        self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller, workloads: WorkloadReader
+    ) -> None:
         self._api = api
+        self._workloads = workloads
         self._nodes = nodes
         self._poller = poller
 
@@ -186,7 +189,7 @@ class Stages:
         self._poller.watch(status.key, stage_targets(pods))
         set_stage_progress(status, self._poller.reading(status.key))
         if queued:
-            set_stage_queued(status, stage, job, await held_back(self._api, job, status.now))
+            set_stage_queued(status, stage, job, await self._workloads.held_back(status, stage.condition, job))
             return
         name = job["metadata"]["name"]
         obstacle = diagnose(pods, [], name)

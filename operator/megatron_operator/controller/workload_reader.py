@@ -19,59 +19,71 @@ from megatron_operator.manifests.job_backend import LABEL_QUEUE, JobPhase
 log = logging.getLogger(__name__)
 
 
-async def held_back(api: ApiClient, job: Object, now: float) -> str | None:
-    """Why Kueue does not admit a suspended job, empty without a reason; None where no Workload can be read.
-
-    It explains a wait, and nothing depends on it: a cluster may have another version of Kueue, or none.
-    """
-    metadata = job["metadata"]
-    if LABEL_QUEUE not in (metadata.get("labels") or {}):
-        return None
-    selector = f"{LABEL_JOB_UID}={metadata['uid']}"
-    try:
-        workloads = await api.find(WORKLOADS, metadata["namespace"], labels=selector)
-    except ApiError as error:
-        if not (error.not_found or error.refused):
-            log.warning("%s/%s: cannot read its Workload: %s", metadata["namespace"], metadata["name"], error)
-        return None
-    return reason_not_admitted(job, workloads, now)
-
-
 class WorkloadReader:
-    """Reads the Workloads of training jobs, the less often the longer they are queued.
+    """Reads the Workloads of jobs in a queue, the less often the longer they wait.
 
     Kueue's reason alone causes no reconcile, so a run in the caches is read again when that is due.
     """
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
-        self._due: dict[RecipeKey, float] = {}
+        self._due: dict[RecipeKey, tuple[str, float]] = {}
+        """UID of the job of which the Workload is to be read again, and when, seconds since the epoch."""
 
     def is_due(self, status: StatusBuilder, snapshot: RunSnapshot) -> bool:
-        """Whether the Workload of this run is to be read again."""
+        """Whether the Workload of the run's training job is to be read again."""
         if not _waits(snapshot):
-            self._due.pop(status.key, None)
             return False
-        return status.now >= self._due.setdefault(status.key, _next_read(status))
+        job = snapshot.existing_job
+        due = self._next(status.key, job)
+        if due is None:
+            due = self._set_next(status, Condition.RUNNING, job)
+        return status.now >= due
 
-    async def held_back(self, status: StatusBuilder, snapshot: RunSnapshot) -> str | None:
-        """Why Kueue does not admit the run's job; as of `held_back`, and None where the job is not queued."""
-        if not _waits(snapshot):
-            self._due.pop(status.key, None)
+    async def held_back(
+        self, status: StatusBuilder, condition: Condition, job: Object | None
+    ) -> str | None:
+        """Why Kueue does not admit a suspended job, empty without a reason; None where it is not read now.
+
+        `condition` is the one that reports the wait. Nothing depends on the reason, which explains a wait: a
+        cluster may have another version of Kueue, or none.
+        """
+        if job is None or LABEL_QUEUE not in (job["metadata"].get("labels") or {}):
             return None
-        self._due[status.key] = _next_read(status)
-        return await held_back(self._api, snapshot.existing_job, status.now)
+        due = self._next(status.key, job)
+        if due is not None and status.now < due:
+            return None
+        self._set_next(status, condition, job)
+        metadata = job["metadata"]
+        selector = f"{LABEL_JOB_UID}={metadata['uid']}"
+        try:
+            workloads = await self._api.find(WORKLOADS, metadata["namespace"], labels=selector)
+        except ApiError as error:
+            if error.not_found or error.refused:
+                return ""
+            log.warning("%s/%s: cannot read its Workload: %s", metadata["namespace"], metadata["name"], error)
+            return None
+        return reason_not_admitted(job, workloads, status.now)
 
     def forget(self, key: RecipeKey) -> None:
         """Drop what is kept about a recipe."""
         self._due.pop(key, None)
 
+    def _next(self, key: RecipeKey, job: Object) -> float | None:
+        uid, due = self._due.get(key, ("", 0.0))
+        return due if uid == job["metadata"]["uid"] else None
 
-def _next_read(status: StatusBuilder) -> float:
-    condition = status.condition(Condition.RUNNING)
-    queued = condition is not None and condition.reason == Reason.QUEUED
-    since = seconds(condition.last_transition_time) if condition is not None and queued else None
-    return status.now + reread_after(status.now - (since or status.now))
+    def _set_next(self, status: StatusBuilder, condition: Condition, job: Object) -> float:
+        reported = status.condition(condition)
+        queued = reported is not None and reported.reason == Reason.QUEUED
+        times = [
+            job["metadata"].get("creationTimestamp"),
+            reported.last_transition_time if reported is not None and queued else None,
+        ]
+        since = max((seconds(each) or 0.0 for each in times if each), default=status.now)
+        due = status.now + reread_after(status.now - since)
+        self._due[status.key] = job["metadata"]["uid"], due
+        return due
 
 
 def _waits(snapshot: RunSnapshot) -> bool:

@@ -25,7 +25,6 @@ from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_termination import container_message, pod_end
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import Manifests, convert, kueue, prepare
-from megatron_operator.manifests.job_backend import LABEL_QUEUE
 from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_EXPORT_BEST, ROLE_IMPORT, ROLE_PREPARE
 
 
@@ -120,22 +119,14 @@ def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edi
         stage in CONVERSIONS and not edited and "Failed" not in done and _same_recipe(job, body, generation)
     )
     same = keeps or content_hash(job) == content_hash(body)
-    waits_elsewhere = _is_suspended(job) and (
-        queue_of(job) != queue_of(body) or not kueue.has_priority_class(job, body)
-    )
-    if not same or waits_elsewhere or ("Failed" in done and edited):
+    elsewhere = _is_suspended(job) and kueue.waits_elsewhere(job, body)
+    if not same or elsewhere or ("Failed" in done and edited):
         return StageState.OUTDATED
     if "Complete" in done:
         return StageState.COMPLETE
     if "Failed" in done:
         return StageState.FAILED
     return StageState.QUEUED if _is_suspended(job) else StageState.RUNNING
-
-
-def queue_of(job: Object) -> str | None:
-    """The Kueue queue that a Job waits in, by its label."""
-    queue = (job["metadata"].get("labels") or {}).get(LABEL_QUEUE)
-    return queue and str(queue)
 
 
 def _is_suspended(job: Object) -> bool:
@@ -174,7 +165,7 @@ def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Ite
 def set_stage_queued(status: StatusBuilder, stage: Stage, job: Object, held_back: str | None) -> None:
     """Report that the Job is suspended, by its queue or by somebody; `held_back` is as for the snapshot."""
     status.set(phase=stage.phase)
-    message = queued_message(status, stage.condition, queue_of(job), held_back)
+    message = queued_message(status, stage.condition, kueue.queue_of(job), held_back)
     status.set_condition(stage.condition, False, Reason.QUEUED, message)
 
 

@@ -98,6 +98,7 @@ def _queued(job: Manifest, resolved: ResolvedRecipe) -> Manifest:
     labels = metadata["labels"] | {LABEL_QUEUE: queue}
     made = job | {"metadata": metadata | {"labels": labels}, "spec": job["spec"] | {"suspend": True}}
     kueue.set_priority_class(made, resolved)
+    kueue.annotate_queue(made, resolved)
     return made
 
 

@@ -2,10 +2,11 @@
 
 from typing import Final
 
+from megatron_operator.api.labels import ANNOTATION_QUEUED_AS
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.affinity import required_levels
-from megatron_operator.manifests.job_backend import LABEL_PRIORITY_CLASS
+from megatron_operator.manifests.job_backend import LABEL_PRIORITY_CLASS, LABEL_QUEUE
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Manifest
 
@@ -15,8 +16,6 @@ REQUIRED_TOPOLOGY: Final = "kueue.x-k8s.io/podset-required-topology"
 GROUP_NAME: Final = "kueue.x-k8s.io/podset-group-name"
 """Pod sets with the same value share one domain. Kueue accepts two of them, one with a single pod."""
 _GANG: Final = "gang"
-_DEFAULT_CLASS: Final = "default"
-"""The class that Kueue gives jobs without one, with its feature gate WorkloadPriorityClassDefaulting."""
 
 
 def annotations(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
@@ -50,17 +49,49 @@ def priority_class(job: Manifest) -> str | None:
 
 
 def has_priority_class(job: Manifest, wanted: Manifest) -> bool:
-    """Whether a job that exists has the class of the `wanted` one."""
-    present, name = priority_class(job), priority_class(wanted)
-    return present == name or (name is None and present == _DEFAULT_CLASS)
+    """Whether a job that exists has the class of the `wanted` one.
+
+    One that names none takes any: an admission policy, or Kueue, may have given the job a class, and Kueue
+    refuses to remove it.
+    """
+    return priority_class(wanted) in (None, priority_class(job))
 
 
 def priority_patch(job: Manifest, wanted: Manifest) -> Manifest | None:
-    """JSON merge patch that gives a job the class of `wanted`; None where it must be created again.
+    """JSON merge patch that gives a job the class of `wanted`; None where only another job can have it.
 
-    Kueue refuses to remove a class, and to add one to a job that runs.
+    Kueue refuses to add a class to a job that runs.
     """
-    name = priority_class(wanted)
-    if name is None or priority_class(job) is None or not backend_of(job).PATCHES_TEMPLATES:
+    if priority_class(job) is None or not backend_of(job).PATCHES_TEMPLATES:
         return None
-    return {"metadata": {"labels": {LABEL_PRIORITY_CLASS: name}}}
+    return {"metadata": {"labels": {LABEL_PRIORITY_CLASS: priority_class(wanted)}}}
+
+
+def annotate_queue(job: Manifest, resolved: ResolvedRecipe) -> None:
+    """Record on a Job for which queue and class it is created."""
+    parts = (resolved.scheduling.queue, resolved.scheduling.workload_priority_class_name)
+    annotations = job["metadata"].get("annotations") or {}
+    job["metadata"]["annotations"] = annotations | {ANNOTATION_QUEUED_AS: "/".join(filter(None, parts))}
+
+
+def waits_elsewhere(job: Manifest, wanted: Manifest) -> bool:
+    """Whether a Job was created for another queue or class than `wanted`.
+
+    Its labels do not count, which an admission policy may have set; except of a Job that an earlier release
+    has created, which has no record.
+    """
+    asked, queue = _queued_as(job), _queued_as(wanted)
+    if asked is not None or queue is None:
+        return asked != queue
+    return queue_of(job) != queue_of(wanted) or not has_priority_class(job, wanted)
+
+
+def _queued_as(job: Manifest) -> str | None:
+    value = (job["metadata"].get("annotations") or {}).get(ANNOTATION_QUEUED_AS)
+    return value and str(value)
+
+
+def queue_of(job: Manifest) -> str | None:
+    """The queue that a job waits in, by its label."""
+    value = (job["metadata"].get("labels") or {}).get(LABEL_QUEUE)
+    return value and str(value)

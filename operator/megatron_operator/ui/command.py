@@ -87,6 +87,10 @@ def command(
         if (tls_certificate is None) != (tls_key is None):
             raise click.UsageError("give both --tls-certificate and --tls-key")
         host = address or LOOPBACK[0]
+        if host not in LOOPBACK and journals:
+            raise click.UsageError(
+                f"--address {host} would show the journals to others; use 127.0.0.1, and reach it by a tunnel"
+            )
         if host not in LOOPBACK and not token_review:
             raise click.UsageError(
                 f"--address {host} would show the runs of your kubeconfig to others; add --token-review,"

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_contract.limits import MAX_INCIDENTS
+
 from megatron_operator.api.recovery_status import LostSeconds
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.cli.timeline import format_duration
@@ -59,6 +61,8 @@ def _properties(recipe: Object) -> dict[str, str]:
         # A journal: it has neither recipe nor phase, and counts starts of all ranks instead of restarts.
         recovery = _recovery(status)
         recovery.pop("Restarts", None)
+        if status.recovery is not None and len(status.recovery.history) == MAX_INCIDENTS:
+            recovery.pop("Lost to incidents", None)  # There may have been more.
         return {"Phase": "not recorded", "Recipe": "not recorded"} | _progress(status) | recovery
     found = {"Phase": status.phase or "not reconciled yet"}
     found["Recipe"] = str((recipe.get("spec") or {}).get("recipe") or "own model")

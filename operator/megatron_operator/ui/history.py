@@ -26,6 +26,8 @@ class RunHistory:
     """RFC 3339 time and phase of each change."""
     checkpoints: tuple[tuple[int, str | None], ...] = ()
     """Iteration and time, RFC 3339, of the complete checkpoints that were reported."""
+    share: float = 1.0
+    """Share of what is recorded that `points` are of, 0 to 1."""
 
 
 class Recorder(Protocol):

@@ -1,5 +1,6 @@
 """The files that the trainer leaves in a checkpoint directory. They are read here, and never written."""
 
+import contextlib
 import errno
 import os
 import re
@@ -108,6 +109,7 @@ def unreadable(path: Path, error: OSError) -> JournalError:
         " to another directory and name that",
         errno.ENOENT: "check the path, and that its volume is mounted",
         errno.ENOTDIR: "name the checkpoint directory, not a file in it",
+        errno.ELOOP: "remove the symbolic link, which leads to itself",
         errno.EINVAL: "move it away: the trainer writes a regular file of this name",
     }
     fix = fixes.get(error.errno or 0, "check the volume that it is on")
@@ -132,13 +134,13 @@ def find_journals(folder: Path, most: int) -> tuple[list[Path], list[JournalErro
         if _has_journal(folder):
             return [folder], []
         with os.scandir(folder) as entries:
-            inside = [Path(entry) for _, entry in zip(range(most), entries, strict=False) if entry.is_dir()]
+            inside = [Path(entry) for _, entry in zip(range(most), entries, strict=False)]
     except OSError as error:
         raise unreadable(folder, error) from None
     found, problems = [], []
     for each in sorted(inside):
         try:
-            if _has_journal(each):
+            if _is_directory(each) and _has_journal(each):
                 found.append(each)
         except OSError as error:
             if each.name != _OF_FILE_SYSTEM:
@@ -147,7 +149,20 @@ def find_journals(folder: Path, most: int) -> tuple[list[Path], list[JournalErro
 
 
 def _has_journal(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (JOURNAL_FILE, PROGRESS_FILE))
+    """Whether there is anything of these names. Raises OSError where that cannot be found out."""
+    for name in (JOURNAL_FILE, PROGRESS_FILE):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(folder / name)
+            return True
+    return False
+
+
+def _is_directory(path: Path) -> bool:
+    """Raises OSError where that cannot be found out."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def read_journal(directory: Path) -> Journal:
@@ -160,16 +175,17 @@ def read_journal(directory: Path) -> Journal:
         return Journal(recipe_uid=recipe_uid, problem=problem)
     pending = value.get("pending")
     cause = pending.get("cause") if isinstance(pending, dict) else None
+    schema = value.get("schema", JOURNAL_SCHEMA)
+    if isinstance(schema, int) and schema != JOURNAL_SCHEMA:
+        problem = (
+            f"{shown(directory / JOURNAL_FILE)} has format {schema}, this release reads {JOURNAL_SCHEMA}: "
+            "use the release of the trainer that wrote it"
+        )
+        return Journal(recipe_uid=recipe_uid, problem=problem)
     try:
         stored = StoredJournal.from_json(value)
     except WireError as error:
         problem = f"{shown(directory / JOURNAL_FILE)} is damaged ({error}), so incidents are not known"
-        return Journal(recipe_uid=recipe_uid, problem=problem)
-    if stored.schema != JOURNAL_SCHEMA:
-        problem = (
-            f"{shown(directory / JOURNAL_FILE)} has format {stored.schema}, this release reads "
-            f"{JOURNAL_SCHEMA}: use the release of the trainer that wrote it"
-        )
         return Journal(recipe_uid=recipe_uid, problem=problem)
     text = str(Text(LONGEST_TEXT).fit(cause)) if isinstance(cause, str) else None
     return Journal(stored, text, recipe_uid)
@@ -202,7 +218,7 @@ def find_checkpoints(directory: Path) -> FoundCheckpoints:
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if match := _ITERATION_DIR.fullmatch(entry.name):
+                if (match := _ITERATION_DIR.fullmatch(entry.name)) and not entry.is_file():
                     iterations.append((int(match[1]), entry.name))
                 aside += bool(_SET_ASIDE.fullmatch(entry.name))
     except OSError as error:
@@ -216,20 +232,34 @@ def find_checkpoints(directory: Path) -> FoundCheckpoints:
 
 
 def _check(iteration: int, path: Path, *, bridge: bool) -> FoundCheckpoint:
-    needed = ("metadata.json", ".metadata", *(_OF_BRIDGE if bridge else ()))
-    missing = next((name for name in needed if not _size(path / name)), None)
-    last = path / needed[-1 if bridge else 0]
-    if missing == needed[0]:
+    last, problem = path / "metadata.json", None
+    if not _size(last) and (files := list(path.glob("mp_rank_*/*.pt"))):
         # Megatron's older format `torch` has no metadata.
-        legacy = next(path.glob("mp_rank_*/*.pt"), None)
-        if legacy is not None:
-            missing, last = None, legacy
-    if missing is not None:
-        return FoundCheckpoint(iteration, None, f"{missing} is missing or empty: the save did not finish")
+        last = files[0]
+        problem = next((f"{each.name} is empty" for each in files if not _size(each)), None)
+    else:
+        needed = (".metadata", *(_OF_BRIDGE if bridge else ()))
+        problem = _problem_of_metadata(last) or next(
+            (f"{name} is missing: the save has not finished" for name in needed if _size(path / name) is None),
+            None,
+        )
+        last = path / _OF_BRIDGE[-1] if bridge else last
+    if problem is not None:
+        return FoundCheckpoint(iteration, None, problem)
     try:
         return FoundCheckpoint(iteration, timestamp(last.stat().st_mtime), None)
     except OSError as error:
         return FoundCheckpoint(iteration, None, str(unreadable(last, error)))
+
+
+def _problem_of_metadata(path: Path) -> str | None:
+    """Why the trainer would not take a checkpoint with this `metadata.json`."""
+    if _size(path) is None:
+        return f"{path.name} is missing: the save has not finished"
+    value, problem = _load(path)
+    if problem is None and not isinstance(value.get("sharded_backend"), str):
+        problem = "it names no sharded backend"
+    return problem and f"{path.name} cannot be read: the save has not finished"
 
 
 def _size(path: Path) -> int | None:

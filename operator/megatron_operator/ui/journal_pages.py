@@ -48,7 +48,8 @@ class JournalPages:
             raise HTTPException(404, "There is no such journal any more; its directory may be gone.")
         incidents = journal_views.incidents(run)
         live = self._now() - run.until < LIVE_SECONDS
-        seconds = READING_SECONDS if course.share < 1.0 else RUN_SECONDS if live else None
+        reading = course.share < 1.0 and course.problem is None
+        seconds = READING_SECONDS if reading else RUN_SECONDS if live else None
         return self._pages.page(
             request,
             "journal.html",

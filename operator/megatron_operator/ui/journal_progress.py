@@ -3,6 +3,7 @@
 import os
 import time
 from array import array
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from megatron_operator.ui.points import Point, Samples
 
 CHUNK: Final = 1 << 20
 """Bytes that are read at once; a longer line is skipped."""
+MOST_ITERATIONS: Final = 100_000_000
+"""Largest iteration that the trainer counts."""
 MAX_RESUMES: Final = 200
 """Starts that are kept: the newest."""
 _TAIL: Final = 64 << 10
@@ -81,6 +84,11 @@ class _UsefulSeconds:
     def total(self) -> float:
         return self._sums[-1] if self._sums else 0.0
 
+    def up_to(self, iteration: int) -> float:
+        """The sum of all iterations up to this one."""
+        count = bisect_right(self._iterations, iteration)
+        return self._sums[count - 1] if count else 0.0
+
 
 class ProgressReader:
     """What the lines of the file that were read so far have. Not thread-safe."""
@@ -104,6 +112,8 @@ class ProgressReader:
         self.last: LoggedIteration | None = None
         self.started_at: float | None = None
         """When the first iteration began, Unix seconds."""
+        self.complete = False
+        """Whether all that the writer has finished was read."""
         self.problem: str | None = None
         """Why the file cannot be read."""
 
@@ -112,42 +122,44 @@ class ProgressReader:
         """In order of iterations, thinned."""
         return self._samples.points()
 
-    @property
-    def useful_seconds(self) -> float:
-        """Sum of the step times of the iterations that were kept."""
-        return self._useful.total
+    def useful_seconds(self, resumed_from: int | None = None) -> float:
+        """Sum of the step times of the iterations that were kept.
+
+        `resumed_from`: the iteration from which a later generation continues, which has no line yet.
+        """
+        return self._useful.total if resumed_from is None else self._useful.up_to(resumed_from)
 
     @property
     def share(self) -> float:
-        """Share of the file that was read, 0 to 1."""
-        return min(1.0, self._offset / self._size) if self._size else 1.0
+        """Share of the file that was read, 0 to 1; what follows the last complete line does not count."""
+        return 1.0 if self.complete or not self._size else min(1.0, self._offset / self._size)
 
-    def advance(self, seconds: float) -> bool:
-        """Read what was added, for so many seconds at most; returns whether nothing is left to read.
+    def advance(self, seconds: float) -> None:
+        """Read what was added, for so many seconds at most.
 
         A file that was replaced or became shorter is read again from its beginning.
         """
         end = time.monotonic() + seconds
+        self.complete, self.problem = False, None
         try:
             with open_regular(self._path) as file:
                 found = os.fstat(file.fileno())
                 identity = found.st_dev, found.st_ino
                 if identity != self._file or found.st_size < self._offset:
                     self._reset(identity)
-                self.problem = None
                 self._size = found.st_size
                 while True:
                     file.seek(self._offset)
                     if not self._take(file.read(CHUNK)):
-                        return True
+                        self.complete = True
+                        return
                     if time.monotonic() > end:
-                        return False
+                        return
         except FileNotFoundError:
             self._reset(None)
-            return True
+            self.complete = True
         except OSError as error:
             self.problem = str(unreadable(self._path, error))
-            return True
 
     def _take(self, chunk: bytes) -> bool:
         """Read the complete lines of a chunk; False where it has none and the file ends."""
@@ -201,8 +213,10 @@ def last_iteration(path: Path) -> LoggedIteration | None:
 
 
 def _parse(line: bytes) -> LoggedIteration | None:
-    """None for a line that is torn, or of something else."""
+    """None for a line that is torn, or that the trainer does not count either."""
     try:
-        return LoggedIteration.from_json(load_json(line))
+        found = LoggedIteration.from_json(load_json(line))
     except WireError:
         return None
+    known = found.time is not None and found.step_seconds is not None
+    return found if known and 1 <= found.iteration <= MOST_ITERATIONS else None

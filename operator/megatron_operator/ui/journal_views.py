@@ -49,8 +49,8 @@ class JournalRow:
 
 
 def journal_row(run: JournalRun) -> JournalRow:
-    """A journal in the list; ages are those at its end."""
-    shown = row(run.recipe, run.until, ended=True)
+    """A journal in the list; ages are those at its last record."""
+    shown = row(run.recipe, run.until, ago="before the last record")
     return JournalRow(
         run.folder,
         run.name,
@@ -60,7 +60,7 @@ def journal_row(run: JournalRun) -> JournalRow:
         shown.loss,
         shown.speed,
         "–" if run.last is None or run.last.time is None else utc(timestamp(run.last.time)),
-        "–" if run.last is None and run.journal.problem else f"{restarts(run):,}",
+        _restarts(run),
         shown.incident,
         tuple(each.removeprefix(f"{run.directory}/") for each in run.problems),
     )
@@ -94,14 +94,18 @@ def facts(run: JournalRun, course: JournalCourse) -> list[tuple[str, str]]:
         found.append(("First iteration recorded", utc(timestamp(course.started_at))))
     if (newest := course.checkpoints.newest_complete) is not None:
         found.append(("Newest complete checkpoint", f"iteration {newest.iteration:,}"))
-    found.append(("Restarts", f"{restarts(run):,}"))
-    if course.share == 1.0:
+    found.append(("Restarts", _restarts(run)))
+    if course.complete:
         if course.repeated:
             found.append(("Repeated", f"{course.repeated:,} iterations"))
-        if started is not None and run.until > started:
+        if last is not None and started is not None and run.until > started:
             share = min(1.0, course.useful_seconds / (run.until - started))
-            found.append(("Goodput", f"{share:.1%} of wall time from the first start to the end"))
+            found.append(("Goodput", f"{share:.1%} of wall time from the first start to the last record"))
     return found
+
+
+def _restarts(run: JournalRun) -> str:
+    return "–" if run.last is None and run.journal.problem else f"{restarts(run):,}"
 
 
 def incident_note(run: JournalRun) -> str | None:

@@ -62,6 +62,14 @@ class JournalRun:
     """In the form of a MegatronRecipe, with the parts of the status that are recorded and without a spec."""
 
     @property
+    def resumed_from(self) -> int | None:
+        """From which iteration a generation continues that has not recorded one yet; None without such."""
+        newest = self.journal.stored.incidents[-1:]
+        if not newest or self.last is None or newest[0].generation <= self.last.generation:
+            return None
+        return newest[0].resumed_from or 0
+
+    @property
     def until(self) -> float:
         """Up to when the run is known to have existed; 0.0 where nothing has a time."""
         stored = self.journal.stored
@@ -83,9 +91,16 @@ class JournalCourse:
     """Lines that could not be read."""
     share: float
     """Share of the file that was read so far, 0 to 1."""
+    problem: str | None
+    """Why the rest cannot be read."""
     started_at: float | None
     useful_seconds: float
     checkpoints: FoundCheckpoints
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the file was read."""
+        return self.share == 1.0 and self.problem is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +152,7 @@ class Journals:
 
     async def course(self, run: JournalRun) -> JournalCourse | None:
         """The course of a run; None where its directory is gone."""
-        return await asyncio.to_thread(self._course, run.uid)
+        return await asyncio.to_thread(self._course, run.uid, run.resumed_from)
 
     def _runs(self, text: str, first: int, count: int) -> JournalPage:
         found = self._search()
@@ -158,7 +173,7 @@ class Journals:
                 return _read(uid, path)
         return None
 
-    def _course(self, uid: str) -> JournalCourse | None:
+    def _course(self, uid: str, resumed_from: int | None) -> JournalCourse | None:
         path = self._search().get(uid)
         if path is None:
             return None
@@ -181,8 +196,9 @@ class Journals:
                 reader.repeated,
                 reader.skipped,
                 reader.share,
+                reader.problem,
                 reader.started_at,
-                reader.useful_seconds,
+                reader.useful_seconds(resumed_from),
                 find_checkpoints(path),
             )
 

@@ -102,7 +102,7 @@ class Pages:
             plan=status.plan,
             checkpoint=status.checkpoint,
             checkpoints=views.checkpoints(history),
-            facts=views.facts(recipe, now, ended=shown.archived is not None),
+            facts=views.facts(recipe, now, ago="ago" if shown.archived is None else run_list.BEFORE_END),
             problems=views.problems(status),
             charts=views.charts([("", merge(history.points, logs.points))], incidents, status),
             comparisons=views.plan_against_reality(status, logs),
@@ -155,6 +155,7 @@ class Pages:
             settings=compare.settings(*recipes),
             recorded=all(each.journal is None for each in both),
             names=names,
+            shares=[each.share for each in histories],
             charts=views.charts(list(zip(names, points, strict=True))),
         )
 

@@ -14,6 +14,8 @@ from megatron_operator.ui.charts import short
 from megatron_operator.ui.shown_runs import ShownRun
 
 Object = dict[str, Any]
+BEFORE_END: Final = "before the end"
+"""Follows ages of a run that was deleted."""
 PAGE_SIZE: Final = 100
 """Runs of one page of the list."""
 _ORDER: Final = (
@@ -79,8 +81,8 @@ def run_list(recipes: Sequence[Object], phase: str, text: str, page: int, now: f
     return RunList(rows, len(chosen), page, pages, tuple(sorted(phases.items())), names)
 
 
-def row(recipe: Object, now: float, *, ended: bool = False) -> Row:
-    """A run in the list; `now` is in Unix seconds; of a run that was deleted (`ended`), its end."""
+def row(recipe: Object, now: float, *, ago: str = "ago") -> Row:
+    """A run in the list; `now` is in Unix seconds. `ago` follows ages: BEFORE_END where `now` is the end."""
     status, spec = read_status(recipe.get("status"))[0], recipe.get("spec") or {}
     progress, plan, recovery = status.progress, status.plan, status.recovery
     iteration, share = "–", None
@@ -94,8 +96,8 @@ def row(recipe: Object, now: float, *, ended: bool = False) -> Row:
     incident = "–"
     if last is not None:
         at = seconds(last.time)
-        ago = "" if at is None else f" {age(at, now, ended=ended)}"
-        incident = f"{KINDS.get(last.kind, last.kind)}{ago}: {last.cause}"
+        since = "" if at is None else f" {age(at, now, ago)}"
+        incident = f"{KINDS.get(last.kind, last.kind)}{since}: {last.cause}"
     namespace, name = _names(recipe)
     return Row(
         namespace,
@@ -117,7 +119,7 @@ def deleted_list(found: ArchivePage, page: int, namespaces: Sequence[str]) -> Ru
     rows = []
     for each in found.runs:
         query = ShownRun(each.recipe, each).query
-        shown = row(each.recipe, each.until, ended=True)
+        shown = row(each.recipe, each.until, ago=BEFORE_END)
         rows.append(replace(shown, query=query, deleted=utc(timestamp(each.deleted))))
     pages = max(1, -(-found.total // PAGE_SIZE))
     return RunList(tuple(rows), found.total, page, pages, (), tuple(namespaces))
@@ -130,9 +132,9 @@ def deletion(archived: ArchivedRun | None) -> tuple[str, str] | None:
     return utc(timestamp(archived.deleted)), utc(timestamp(archived.seen))
 
 
-def age(at: float, now: float, *, ended: bool) -> str:
-    """Time from `at` to `now`, in Unix seconds; `now` is the end of a run that was deleted (`ended`)."""
-    return f"{format_duration(max(0.0, now - at))} {'before the end' if ended else 'ago'}"
+def age(at: float, now: float, ago: str) -> str:
+    """Time from `at` to `now`, in Unix seconds, followed by `ago`."""
+    return f"{format_duration(max(0.0, now - at))} {ago}"
 
 
 def utc(text: str | None) -> str:

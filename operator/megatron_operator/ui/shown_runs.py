@@ -134,7 +134,7 @@ class ShownRuns:
         """What is known of a run's past."""
         if shown.journal is not None and self._journals is not None:
             course = await self._journals.course(shown.journal)
-            return RunHistory() if course is None else RunHistory(course.points)
+            return RunHistory() if course is None else RunHistory(course.points, share=course.share)
         if shown.archived is not None and self._archive is not None:
             return await self._archive.history(shown.recipe)
         return await self._runs.history(shown.recipe)

@@ -75,12 +75,9 @@ def checkpoints(history: RunHistory) -> list[tuple[str, str]]:
     return [(f"{each:,}", utc(time)) for each, time in reversed(history.checkpoints[-20:])]
 
 
-def facts(recipe: Object, now: float, *, ended: bool = False) -> list[tuple[str, str]]:
-    """The first lines of a run's page.
-
-    `now` is in Unix seconds; of a run that was deleted (`ended`), its end.
-    """
-    status, one = read_status(recipe.get("status"))[0], row(recipe, now, ended=ended)
+def facts(recipe: Object, now: float, *, ago: str = "ago") -> list[tuple[str, str]]:
+    """The first lines of a run's page; `now`, in Unix seconds, and `ago` are as for `run_list.row`."""
+    status, one = read_status(recipe.get("status"))[0], row(recipe, now, ago=ago)
     progress, recovery, plan = status.progress, status.recovery, status.plan
     found = [("Recipe", one.recipe), ("Progress", one.iteration)]
     if progress is not None and progress.lm_loss is not None:
@@ -93,7 +90,7 @@ def facts(recipe: Object, now: float, *, ended: bool = False) -> list[tuple[str,
         found.append(("End", f"{one.eta}, {utc(progress.eta)}"))
     if (checkpoint := status.checkpoint) is not None and checkpoint.iteration is not None:
         saved = seconds(checkpoint.time)
-        since = f", {age(saved, now, ended=ended)}" if saved is not None else ""
+        since = f", {age(saved, now, ago)}" if saved is not None else ""
         found.append(("Newest checkpoint", f"iteration {checkpoint.iteration:,}{since}"))
     if recovery is not None:
         inside = f", and {recovery.rank_restarts:,} of ranks inside pods" if recovery.rank_restarts else ""

@@ -70,6 +70,7 @@ class ApiInMemory:
         """Pods with a node that were deleted with a grace period."""
         self.graces: list[int | None] = []
         """Those grace periods in seconds; None for a pod's own."""
+        self._created = 0
         self.posted: list[Object] = []
         """Events."""
         self._job: Object | None = None
@@ -167,7 +168,8 @@ class ApiInMemory:
             stored = self._stored(resource)
             if name in stored:
                 raise ApiError(409, "AlreadyExists", f"{name} already exists")
-            identity = {"uid": f"{resource.plural}-{name}", "resourceVersion": "1"}
+            self._created += 1
+            identity = self._identity(f"{resource.plural}-{name}-{self._created}")
             stored[name] = deepcopy(body) | {"metadata": body["metadata"] | identity}
             return stored[name]
         if self._job is not None:
@@ -176,9 +178,12 @@ class ApiInMemory:
         size = sum(r["replicas"] for r in body["spec"]["pytorchReplicaSpecs"].values())
         self.cluster.make_job(size, avoided(body))
         assert self.cluster.job is not None
-        metadata = body["metadata"] | {"uid": f"job-{self.cluster.job.uid}", "resourceVersion": "1"}
+        metadata = body["metadata"] | self._identity(f"job-{self.cluster.job.uid}")
         self._job = deepcopy(body) | {"metadata": metadata}
         return self._job
+
+    def _identity(self, uid: str) -> Object:
+        return {"uid": uid, "resourceVersion": "1", "creationTimestamp": timestamp(self.cluster.now)}
 
     async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
         self._write()

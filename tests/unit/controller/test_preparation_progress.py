@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_contract.progress import ProgressReport
+from megatron_operator.controller.api_client import WORKLOADS
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 
 from tests.unit.controller.api_in_memory import NAME
@@ -104,3 +105,25 @@ def test_a_preparation_that_waits_gets_the_priority_that_the_recipe_names_and_ku
     for _ in range(3):
         run.operator.reconcile()
     assert job()["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high", "it runs, and goes on"
+
+
+def test_kueues_reason_for_a_preparation_that_waits_is_read_less_often_the_longer_it_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.edit(scheduling={"queue": "research"})
+    for _ in range(3):
+        run.operator.reconcile()
+    run.api.batch_jobs[f"{NAME}-prepare"]["spec"]["suspend"] = True
+    reads = 0
+    find = run.api.find
+
+    async def counted(resource: Any, *rest: Any, **named: Any) -> Any:
+        nonlocal reads
+        reads += resource is WORKLOADS
+        return await find(resource, *rest, **named)
+
+    monkeypatch.setattr(run.api, "find", counted)
+    for _ in range(240):
+        run.cluster.pass_time(5)
+        run.operator.reconcile()
+    assert 1 < reads < 15, f"read {reads} times in 20 minutes"

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from megatron_operator.controller.api_client import WORKLOADS
+from megatron_operator.controller.api_client import WORKLOADS, ApiError
+from megatron_operator.lifecycle.desired import Config
 
+from tests.unit.controller import whole_operator
+from tests.unit.controller.simulated_cluster import TOTAL
 from tests.unit.controller.simulated_run import Run
 
 LABEL = "kueue.x-k8s.io/priority-class"
@@ -50,18 +53,54 @@ def reconcile(run: Run, seconds: int, step: int = 1) -> None:
         run.operator.reconcile()
 
 
-@pytest.mark.parametrize(
-    ("name", "label", "same_job"), [("high", "high", True), (None, None, False)], ids=["another", "none"]
-)
-def test_another_priority_class_changes_the_label_of_the_job_and_none_another_job(
-    run: Run, name: str | None, label: str | None, *, same_job: bool
+@pytest.mark.parametrize(("name", "label"), [("high", "high"), (None, "low")], ids=["another", "none"])
+def test_another_priority_class_changes_the_label_of_the_job_and_none_changes_nothing(
+    run: Run, name: str | None, label: str
 ) -> None:
     trains_in_queue(run)
     before = job(run)["metadata"]["uid"]
     run.edit(scheduling=in_queue(name))
     run.until(lambda: run.status["observedGeneration"] == 3 and run.api.job() is not None)
     assert job(run)["metadata"]["labels"].get(LABEL) == label
-    assert (job(run)["metadata"]["uid"] == before) is same_job
+    assert job(run)["metadata"]["uid"] == before
+
+
+def test_a_job_without_a_class_is_created_again_for_one_that_the_recipe_names(run: Run) -> None:
+    run.edit(scheduling=in_queue(None))
+    trains_in_queue(run)
+    before = job(run)["metadata"]["uid"]
+    run.edit(scheduling=in_queue("high"))
+    run.until(lambda: run.api.job() is not None and job(run)["metadata"]["uid"] != before)
+    assert job(run)["metadata"]["labels"][LABEL] == "high"
+
+
+def test_a_run_that_trains_is_not_interrupted_by_a_class_of_the_platform(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.edit(scheduling=in_queue(None))
+    trains_in_queue(run)
+    before = job(run)["metadata"]["uid"]
+    platform = whole_operator.CONFIG.platform.model_copy(update={"workload_priority_class_name": "high"})
+    monkeypatch.setattr(whole_operator, "CONFIG", Config(platform, whole_operator.CONFIG.catalog))
+    run.edit(scheduling=in_queue(None) | {"nodeSelector": {}})
+    run.until(lambda: run.status["observedGeneration"] == 4)
+    reconcile(run, 10)
+    assert job(run)["metadata"]["uid"] == before
+    assert run.trains()
+
+
+@pytest.mark.parametrize("name", ["high", "a-typo"])
+def test_a_run_that_has_succeeded_keeps_its_job_whatever_class_is_named(run: Run, name: str) -> None:
+    run.edit(scheduling=in_queue(None))
+    trains_in_queue(run)
+    run.cluster.pass_time(TOTAL)
+    run.until(lambda: run.status["phase"] == "Succeeded")
+    before = job(run)["metadata"]["uid"]
+    run.edit(scheduling=in_queue(name))
+    reconcile(run, 10)
+    assert run.status["phase"] == "Succeeded"
+    assert run.condition("Running").get("reason") != MISSING
+    assert job(run)["metadata"]["uid"] == before
 
 
 def test_a_class_that_does_not_exist_is_not_given_to_a_job_that_runs(run: Run) -> None:
@@ -123,3 +162,34 @@ def test_a_queued_run_has_kueues_reason_which_is_read_less_often_the_longer_it_w
     refused["message"] = "no room in a rack"
     reconcile(run, 600, step=10)
     assert run.condition("Running")["message"].endswith("no room in a rack")
+
+
+def test_a_job_that_is_new_has_kueues_reason_soon_however_long_the_run_has_not_run(run: Run) -> None:
+    run.edit(suspend=True)
+    reconcile(run, 10)
+    reconcile(run, 86_400, step=3600)
+    refused = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}
+    run.edit(suspend=False)
+    run.until(lambda: run.cluster.job is not None)
+    assert run.cluster.job is not None
+    run.cluster.job.size = 0
+    run.api.workloads = [{"spec": {}, "status": {"conditions": [refused]}}]
+    run.until(lambda: run.condition("Running")["message"].endswith(": insufficient quota"), seconds=20)
+
+
+def test_a_reason_that_may_not_be_read_any_more_is_dropped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}
+    run.until(lambda: run.cluster.job is not None)
+    assert run.cluster.job is not None
+    run.cluster.job.size = 0
+    run.api.workloads = [{"spec": {}, "status": {"conditions": [refused]}}]
+    run.until(lambda: run.condition("Running")["message"].endswith(": insufficient quota"), seconds=20)
+    find = run.api.find
+
+    async def forbidden(resource: Any, *rest: Any, **named: Any) -> Any:
+        if resource is WORKLOADS:
+            raise ApiError(403, "Forbidden", "workloads is forbidden")
+        return await find(resource, *rest, **named)
+
+    monkeypatch.setattr(run.api, "find", forbidden)
+    run.until(lambda: run.condition("Running")["message"].endswith("by queue research"), seconds=60)

@@ -206,7 +206,7 @@ class WholeOperator:
             RecipePlanner(planning, config),
             self._snapshots,
             Children(api, capacity),
-            Stages(api, nodes, poller),
+            Stages(api, nodes, poller, self._snapshots.workloads),
             Supervisor(poller, capacity, Cordoner(api, config)),
             poller,
             self.caches,

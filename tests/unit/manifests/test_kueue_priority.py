@@ -51,14 +51,13 @@ def test_jobs_beside_a_queued_run_have_its_class_too(run: Any, recipe: str, name
     [
         ("pytorchjob", "low", "high", True),
         ("pytorchjob", None, "high", False),
-        ("pytorchjob", "low", None, False),
         ("jobset", "low", "high", False),
         ("trainjob", "low", "high", False),
     ],
-    ids=["another", "Kueue adds none", "Kueue removes none", "JobSets", "TrainJobs"],
+    ids=["another", "Kueue adds none", "JobSets", "TrainJobs"],
 )
 def test_only_the_class_of_a_pytorchjob_changes_in_place_and_only_for_another(
-    run: Any, backend: str, present: str | None, wanted: str | None, *, changed: bool
+    run: Any, backend: str, present: str | None, wanted: str, *, changed: bool
 ) -> None:
     before, after = (
         job(run, backend, **({"workloadPriorityClassName": name} if name else {}))
@@ -69,12 +68,39 @@ def test_only_the_class_of_a_pytorchjob_changes_in_place_and_only_for_another(
     assert kueue.priority_patch(before, after) == expected
 
 
-@pytest.mark.parametrize(("present", "same"), [("default", True), ("low", False)])
-def test_the_class_that_kueue_gives_jobs_without_one_is_left_to_it(
-    run: Any, present: str, *, same: bool
-) -> None:
-    defaulted = job(run, workloadPriorityClassName=present)
-    assert kueue.has_priority_class(defaulted, job(run)) is same
+def test_a_class_that_kueue_or_a_policy_gave_a_job_is_left_where_none_is_named(run: Any) -> None:
+    assert kueue.has_priority_class(job(run, workloadPriorityClassName="default"), job(run))
+
+
+def prepare_job(run: Any, **scheduling: str) -> Any:
+    return run("tiny-gpt", lambda spec: spec.update(scheduling=scheduling)).build().prepare_job
+
+
+def test_labels_of_an_admission_policy_do_not_replace_a_job_that_waits(run: Any) -> None:
+    for scheduling in ({}, {"queue": "research"}, {"queue": "a", "workloadPriorityClassName": "low"}):
+        wanted = prepare_job(run, **scheduling)
+        labels = wanted["metadata"]["labels"] | {LABEL: "of-policy", "kueue.x-k8s.io/queue-name": "default"}
+        labelled = wanted | {"metadata": wanted["metadata"] | {"labels": labels}}
+        assert not kueue.waits_elsewhere(labelled, wanted)
+
+
+def test_a_job_waits_elsewhere_once_another_queue_or_class_is_named(run: Any) -> None:
+    job = prepare_job(run, queue="a", workloadPriorityClassName="low")
+    for scheduling in (
+        {"queue": "b", "workloadPriorityClassName": "low"},
+        {"queue": "a", "workloadPriorityClassName": "high"},
+        {"queue": "a"},
+        {},
+    ):
+        assert kueue.waits_elsewhere(job, prepare_job(run, **scheduling))
+
+
+def test_a_job_that_an_earlier_release_created_is_judged_by_its_labels(run: Any) -> None:
+    job = prepare_job(run, queue="a")
+    del job["metadata"]["annotations"]["megatron.training/queued-as"]
+    assert not kueue.waits_elsewhere(job, prepare_job(run, queue="a"))
+    assert kueue.waits_elsewhere(job, prepare_job(run, queue="b"))
+    assert kueue.waits_elsewhere(job, prepare_job(run, queue="a", workloadPriorityClassName="high"))
 
 
 def test_an_invalid_name_is_refused_in_the_platform_file() -> None:

@@ -1,5 +1,6 @@
 """Progress files and checkpoint directories that the trainer's own writers have written."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def save(tmp_path: Path) -> Path:
 
 def whole(path: Path) -> ProgressReader:
     reader = ProgressReader(path)
-    assert reader.advance(60.0)
+    reader.advance(60.0)
+    assert reader.complete
     return reader
 
 
@@ -31,7 +33,8 @@ def test_torn_and_foreign_lines_are_left_out_and_counted(save: Path) -> None:
     before = whole(path)
     with path.open("ab") as file:
         file.write(b'{"iteration": 6001, "lmL\n\xff\xfe\n[1]\n{"iteration": "x"}\n\n{"lmLoss": NaN}\n')
-        file.write(b'{"iteration": 6001, "lmLoss": NaN, "generation": 4}\n{"iteration": 6002, "gen')
+        file.write(b'{"iteration": 6001, "lmLoss": NaN, "generation": 4, "stepSeconds": 8, "time": 1.8e9}\n')
+        file.write(b'{"iteration": 6002, "gen')
     reader = whole(path)
     assert reader.skipped == 5
     assert reader.last is not None
@@ -45,12 +48,14 @@ def test_a_line_is_read_once_it_is_complete(save: Path) -> None:
     reader = whole(path)
     with path.open("ab") as file:
         file.write(b'{"iteration": 60')
-    assert reader.advance(60.0)
+    reader.advance(60.0)
+    assert reader.complete
     assert reader.last is not None
     assert reader.last.iteration == 6000
     # The trainer removes what another process left, and appends.
     append_iteration(ProgressFile(path), 6001, 5)
-    assert reader.advance(60.0)
+    reader.advance(60.0)
+    assert reader.complete
     assert (reader.last.iteration, reader.skipped) == (6001, 0)
 
 
@@ -68,11 +73,13 @@ def test_a_file_that_was_replaced_is_read_from_its_beginning(save: Path) -> None
     path = save / PROGRESS_FILE
     reader = whole(path)
     path.unlink()
-    assert reader.advance(60.0)
+    reader.advance(60.0)
+    assert reader.complete
     assert reader.points == []
     for iteration in range(1, 4):
         append_iteration(ProgressFile(path), iteration, 1)
-    assert reader.advance(60.0)
+    reader.advance(60.0)
+    assert reader.complete
     assert [each.iteration for each in reader.points] == [1, 2, 3]
     assert reader.repeated == 0
 
@@ -84,7 +91,8 @@ def test_a_large_file_is_read_in_parts_and_keeps_few_points(
     monkeypatch.setattr(journal_progress, "_MAX_SUMS", 1000)
     path = write_run(tmp_path / "a", [Start(1, 3000)]) / PROGRESS_FILE
     reader, shares = ProgressReader(path), []
-    while not reader.advance(0.0):
+    while not reader.complete:
+        reader.advance(0.0)
         shares.append(reader.share)
     assert len(shares) > 10
     assert shares == sorted(shares)
@@ -93,14 +101,18 @@ def test_a_large_file_is_read_in_parts_and_keeps_few_points(
     assert len(reader.points) <= MAX_SAMPLES
     assert reader.points[-1].iteration == 3000
     # Not every sum of step times is remembered; the total stays.
-    assert reader.useful_seconds == pytest.approx(3000 * STEP_SECONDS, rel=0.001)
+    assert reader.useful_seconds() == pytest.approx(3000 * STEP_SECONDS, rel=0.001)
     append_iteration(ProgressFile(path), 1001, 2)
-    assert reader.advance(60.0)
-    assert reader.useful_seconds == pytest.approx(1001 * STEP_SECONDS, rel=0.01)
+    reader.advance(60.0)
+    assert reader.complete
+    assert reader.useful_seconds() == pytest.approx(1001 * STEP_SECONDS, rel=0.01)
 
 
 def test_checkpoints_are_complete_where_the_trainer_takes_them_for_complete(save: Path) -> None:
     broken = {1000: ".metadata", 5500: "metadata.json"}
+    (save / "iter_0004500" / "metadata.json").write_text('{"sharded_back')
+    (save / "iter_0004000" / "metadata.json").write_text("{}")
+    (save / "iter_0007000").write_text("")
     for iteration, name in broken.items():
         (save / f"iter_{iteration:07d}" / name).unlink()
     (save / "iter_0006000" / "metadata.json").write_bytes(b"")
@@ -121,7 +133,7 @@ def test_a_checkpoint_of_bridge_needs_its_last_file(save: Path) -> None:
         for name in ("train_state.pt", "run_config.yaml"):
             (path / name).write_text("x")
     newest = find_checkpoints(save).newest
-    assert newest[0].problem == "train_state.pt is missing or empty: the save did not finish"
+    assert newest[0].problem == "train_state.pt is missing: the save has not finished"
     assert newest[1].problem is None
     assert newest_complete(save, BRIDGE_FORMAT) == newest[1].iteration
 
@@ -134,6 +146,34 @@ def test_a_checkpoint_of_the_older_format_has_no_metadata(save: Path) -> None:
     (path / "mp_rank_00" / "model_optim_rng.pt").write_bytes(b"x")
     [newest, *_] = find_checkpoints(save).newest
     assert newest.problem is why_incomplete(path, "torch") is None
+    (path / "mp_rank_00" / "empty.pt").write_bytes(b"")
+    [newest, *_] = find_checkpoints(save).newest
+    assert newest.problem == "empty.pt is empty"
+
+
+def test_lines_that_the_trainer_does_not_count_are_left_out(save: Path) -> None:
+    path = save / PROGRESS_FILE
+    for field, value in (("iteration", 2**53), ("iteration", 0), ("time", None), ("stepSeconds", None)):
+        line = {"iteration": 6001, "generation": 4, "time": 1.8e9, "stepSeconds": 8.0} | {field: value}
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    reader = whole(path)
+    assert reader.last is not None
+    assert (reader.last.iteration, reader.skipped) == (6000, 4)
+    last = last_iteration(path)
+    assert last is not None
+    assert last.iteration == 6000
+
+
+def test_part_of_a_last_line_does_not_count_as_unread(save: Path) -> None:
+    path = save / PROGRESS_FILE
+    with path.open("a") as file:
+        file.write('{"iteration": 6001, "lm')
+    reader = whole(path)
+    assert reader.share == 1.0
+    path.write_text('{"itera')
+    reader = whole(path)
+    assert (reader.share, reader.last) == (1.0, None)
 
 
 def test_of_many_checkpoints_the_newest_are_listed(save: Path) -> None:

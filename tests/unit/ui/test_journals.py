@@ -56,7 +56,8 @@ def read(save: Path) -> tuple[JournalRun, JournalCourse]:
 
 def whole(path: Path) -> ProgressReader:
     reader = ProgressReader(path)
-    assert reader.advance(60.0)
+    reader.advance(60.0)
+    assert reader.complete
     return reader
 
 
@@ -89,7 +90,7 @@ def test_a_journal_has_the_course_of_the_run_without_the_iterations_that_were_di
 
 def test_useful_seconds_are_those_that_the_trainer_counts(written: Path) -> None:
     counted = RunJournal(written, log=lambda _text: None).summary().useful_seconds
-    assert whole(written / PROGRESS_FILE).useful_seconds == pytest.approx(counted, abs=0.01)
+    assert whole(written / PROGRESS_FILE).useful_seconds() == pytest.approx(counted, abs=0.01)
 
 
 def test_incidents_have_their_place_and_the_seconds_of_their_phases(written: Path) -> None:
@@ -152,7 +153,7 @@ def test_missing_and_damaged_journals_keep_what_progress_has(save: Path) -> None
         ('{"schema": 1, "incid', "is damaged (not JSON"),
         ("[]", "is damaged (not a JSON object)"),
         ('{"incidents": [{"generation": 1}]}', "missing detectedAt"),
-        ('{"schema": 2}', "has format 2, this release reads 1"),
+        ('{"schema": 2, "incidents": {}}', "has format 2, this release reads 1"),
         (json.dumps({"cause": "x" * (2 << 20)}), "is damaged (more than 1024 KiB)"),
     )
     for text, message in damages:
@@ -172,7 +173,42 @@ def test_a_journal_without_progress_has_its_incidents(save: Path) -> None:
     assert len(run.recipe["status"]["recovery"]["history"]) == len(EXAMPLE) - 1
     assert course.points == ()
     assert f"{save / PROGRESS_FILE} has no iteration, or is missing" in run.problems[0]
-    assert facts(run, course)
+    known = dict(facts(run, course))
+    assert known["Restarts"] == "3"
+    assert "Goodput" not in known
+    (save / JOURNAL_FILE).write_text("")
+    assert dict(facts(*read(save)))["Restarts"] == "–"
+
+
+def test_goodput_leaves_out_what_a_start_without_an_iteration_has_discarded(save: Path) -> None:
+    journal = RunJournal(save, log=lambda _text: None)
+    report = FailureReport(FailureKind.RANK, "killed", 0, 1)
+    journal.start_generation(5, report, 5500, None, report.detected_at)
+    journal.update(None)
+    run, course = read(save)
+    assert run.resumed_from == 5500
+    assert course.useful_seconds == pytest.approx(journal.summary().useful_seconds, abs=0.01)
+    assert course.useful_seconds == pytest.approx(5500 * STEP_SECONDS, rel=0.001)
+
+
+def test_a_file_that_cannot_be_read_to_its_end_has_a_reason_and_no_goodput(
+    save: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_reader: ProgressReader, _chunk: bytes) -> bool:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(ProgressReader, "_take", failing)
+    run, course = read(save)
+    assert "cannot be read: Input/output error; check the volume that it is on" in str(course.problem)
+    assert "Goodput" not in dict(facts(run, course))
+
+
+def test_a_symbolic_link_to_itself_hides_no_other_run(save: Path) -> None:
+    (save.parent / "latest").symlink_to("latest")
+    page = asyncio.run(Journals([save.parent]).runs("", 0, 10))
+    assert [each.name for each in page.runs] == ["llama3-8b"]
+    [problem] = page.problems
+    assert "latest cannot be read: Too many levels of symbolic links; remove the symbolic link" in problem
 
 
 @pytest.mark.parametrize("name", [PROGRESS_FILE, JOURNAL_FILE])
@@ -191,7 +227,7 @@ def test_what_is_no_regular_file_is_reported_with_its_path_and_does_not_block(
     run, _ = read(save)
     [problem] = run.problems
     assert problem.startswith(f"{path} cannot be read: ")
-    assert problem.rpartition("; ")[2].split(" ")[0] in ("move", "check"), "what to do"
+    assert problem.rpartition("; ")[2].split(" ")[0] in ("move", "remove"), "what to do"
 
 
 def test_folders_without_a_journal_are_refused_with_what_to_name(tmp_path: Path) -> None:
@@ -222,16 +258,16 @@ def test_a_folder_that_may_not_be_read_is_named_with_what_to_do(
 def test_a_directory_of_a_volume_that_may_not_be_read_is_reported_and_the_others_are_shown(
     save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exists = Path.exists
+    status = os.lstat
 
-    def refused(path: Path) -> bool:
-        if path.parent.name in ("secret", "lost+found"):
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, Path) and path.parent.name in ("secret", "lost+found"):
             raise PermissionError(13, "Permission denied", str(path))
-        return exists(path)
+        return status(path, **options)
 
     for name in ("secret", "lost+found"):
         (save.parent / name).mkdir()
-    monkeypatch.setattr(Path, "exists", refused)
+    monkeypatch.setattr(os, "lstat", refused)
     page = asyncio.run(Journals([save.parent]).runs("", 0, 10))
     assert [each.name for each in page.runs] == ["llama3-8b"]
     [problem] = page.problems
