@@ -94,7 +94,7 @@ class Children:
 
         None once that is done.
 
-        `running` is as for `set_blocked`; `trained`: the run's job has succeeded, and has no priority any more.
+        `running` is as for `set_blocked`; `trained`: the run's job has succeeded, and waits in no queue.
         """
         namespace = status.key.namespace
         if not trained and (obstacle := await self._class_obstacle(desired)) is not None:

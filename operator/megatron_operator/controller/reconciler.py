@@ -271,7 +271,9 @@ class Reconciler:
         set_prepared(status, desired)
         return await self._follow(status, snapshot, desired)
 
-    async def _has_priority(self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState) -> bool:
+    async def _has_priority(
+        self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState
+    ) -> bool:
         """Whether the job can stay as far as its priority in the queue is concerned, which is set if need be.
 
         A job that trains is not replaced for a class that the platform names: the next one has it.

@@ -189,7 +189,9 @@ class Stages:
         self._poller.watch(status.key, stage_targets(pods))
         set_stage_progress(status, self._poller.reading(status.key))
         if queued:
-            set_stage_queued(status, stage, job, await self._workloads.held_back(status, stage.condition, job))
+            set_stage_queued(
+                status, stage, job, await self._workloads.held_back(status, stage.condition, job)
+            )
             return
         name = job["metadata"]["name"]
         obstacle = diagnose(pods, [], name)

@@ -40,9 +40,7 @@ class WorkloadReader:
             due = self._set_next(status, Condition.RUNNING, job)
         return status.now >= due
 
-    async def held_back(
-        self, status: StatusBuilder, condition: Condition, job: Object | None
-    ) -> str | None:
+    async def held_back(self, status: StatusBuilder, condition: Condition, job: Object | None) -> str | None:
         """Why Kueue does not admit a suspended job, empty without a reason; None where it is not read now.
 
         `condition` is the one that reports the wait. Nothing depends on the reason, which explains a wait: a

@@ -160,7 +160,7 @@ def _has_journal(folder: Path) -> bool:
 def _is_directory(path: Path) -> bool:
     """Raises OSError where that cannot be found out."""
     try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
+        return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
         return False
 
@@ -240,7 +240,11 @@ def _check(iteration: int, path: Path, *, bridge: bool) -> FoundCheckpoint:
     else:
         needed = (".metadata", *(_OF_BRIDGE if bridge else ()))
         problem = _problem_of_metadata(last) or next(
-            (f"{name} is missing: the save has not finished" for name in needed if _size(path / name) is None),
+            (
+                f"{name} is missing: the save has not finished"
+                for name in needed
+                if _size(path / name) is None
+            ),
             None,
         )
         last = path / _OF_BRIDGE[-1] if bridge else last
