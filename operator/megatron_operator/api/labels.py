@@ -39,8 +39,8 @@ gate."""
 ANNOTATION_RECOVERY_PRIORITY: Final = f"{GROUP}/recovery-priority-class"
 """On training jobs: the PriorityClass that pods get with which the run recovers."""
 ANNOTATION_QUEUED_AS: Final = f"{GROUP}/queued-as"
-"""On Jobs that import, prepare or export: the queue of Kueue and, after a slash, the WorkloadPriorityClass for
-which they were created. An admission policy may give them other labels."""
+"""On Jobs that import, prepare or export: the queue of Kueue and, after a slash, the WorkloadPriorityClass
+for which they were created. An admission policy may give them other labels."""
 LABEL_CLIQUE: Final = "nvidia.com/gpu.clique"
 """Set on nodes by NVIDIA's GPU feature discovery: nodes with the same value share an NVLink domain."""
 ANNOTATION_HASH: Final = f"{GROUP}/hash"
