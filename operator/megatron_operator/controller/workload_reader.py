@@ -48,19 +48,20 @@ class WorkloadReader:
         """
         if job is None or LABEL_QUEUE not in (job["metadata"].get("labels") or {}):
             return None
-        due = self._next(status.key, job)
-        if due is not None and status.now < due:
+        due, reported = self._next(status.key, job), status.condition(condition)
+        if due is not None and status.now < due and reported is not None and reported.reason == Reason.QUEUED:
             return None
-        self._set_next(status, condition, job)
         metadata = job["metadata"]
         selector = f"{LABEL_JOB_UID}={metadata['uid']}"
         try:
             workloads = await self._api.find(WORKLOADS, metadata["namespace"], labels=selector)
         except ApiError as error:
             if error.not_found or error.refused:
+                self._set_next(status, condition, job)
                 return ""
             log.warning("%s/%s: cannot read its Workload: %s", metadata["namespace"], metadata["name"], error)
             return None
+        self._set_next(status, condition, job)
         return reason_not_admitted(job, workloads, status.now)
 
     def forget(self, key: RecipeKey) -> None:

@@ -92,14 +92,13 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
 
 def _queued(job: Manifest, resolved: ResolvedRecipe) -> Manifest:
     queue = resolved.scheduling.queue
-    if queue is None:
-        return job
-    metadata = job["metadata"]
-    labels = metadata["labels"] | {LABEL_QUEUE: queue}
-    made = job | {"metadata": metadata | {"labels": labels}, "spec": job["spec"] | {"suspend": True}}
-    kueue.set_priority_class(made, resolved)
+    made = job | {"metadata": dict(job["metadata"])}
     kueue.annotate_queue(made, resolved)
-    return made
+    if queue is None:
+        return made
+    made["metadata"]["labels"] = made["metadata"]["labels"] | {LABEL_QUEUE: queue}
+    kueue.set_priority_class(made, resolved)
+    return made | {"spec": job["spec"] | {"suspend": True}}
 
 
 def _division(pods: int) -> Manifest:

@@ -68,7 +68,7 @@ def priority_patch(job: Manifest, wanted: Manifest) -> Manifest | None:
 
 
 def annotate_queue(job: Manifest, resolved: ResolvedRecipe) -> None:
-    """Record on a Job for which queue and class it is created."""
+    """Record on a Job for which queue and class it is created, or that it is for none."""
     parts = (resolved.scheduling.queue, resolved.scheduling.workload_priority_class_name)
     annotations = job["metadata"].get("annotations") or {}
     job["metadata"]["annotations"] = annotations | {ANNOTATION_QUEUED_AS: "/".join(filter(None, parts))}
@@ -80,15 +80,15 @@ def waits_elsewhere(job: Manifest, wanted: Manifest) -> bool:
     Its labels do not count, which an admission policy may have set; except of a Job that an earlier release
     has created, which has no record.
     """
-    asked, queue = _queued_as(job), _queued_as(wanted)
-    if asked is not None or queue is None:
-        return asked != queue
+    asked = _queued_as(job)
+    if asked is not None:
+        return asked != _queued_as(wanted)
     return queue_of(job) != queue_of(wanted) or not has_priority_class(job, wanted)
 
 
 def _queued_as(job: Manifest) -> str | None:
     value = (job["metadata"].get("annotations") or {}).get(ANNOTATION_QUEUED_AS)
-    return value and str(value)
+    return None if value is None else str(value)
 
 
 def queue_of(job: Manifest) -> str | None:

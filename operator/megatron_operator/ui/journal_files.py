@@ -27,6 +27,7 @@ MAX_CHECKPOINTS: Final = 20
 """Checkpoints of a directory that are checked and listed: the newest."""
 _ITERATION_DIR: Final = re.compile(r"iter_(\d{7,18})")
 _SET_ASIDE: Final = re.compile(r"iter_\d{7,18}\.(broken|rolled-back)-\d+")
+_UNFINISHED: Final = "{}: the save has not finished"
 _OF_BRIDGE: Final = ("train_state.pt", "run_config.yaml")
 _OF_FILE_SYSTEM: Final = "lost+found"
 """A folder that only root may read, on many volumes; no run is there."""
@@ -194,20 +195,32 @@ def read_journal(directory: Path) -> Journal:
 def _load(path: Path) -> tuple[dict[str, Any], str | None]:
     """A JSON object, or {} and why there is none."""
     try:
-        with open_regular(path) as file:
-            content = file.read(MAX_FILE + 1)
-        if len(content) > MAX_FILE:
-            raise WireError(f"more than {MAX_FILE >> 10} KiB")
-        value = load_json(content)
-        if not isinstance(value, dict):
-            raise WireError("not a JSON object")
+        return _json_object(path), None
     except FileNotFoundError:
         return {}, f"{shown(path)} is missing, so incidents are not known"
     except OSError as error:
         return {}, str(unreadable(path, error))
     except WireError as error:
         return {}, f"{shown(path)} is damaged ({error}), so incidents are not known"
-    return value, None
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """Raises OSError, and WireError where it is not one."""
+    with open_regular(path) as file:
+        content = file.read(MAX_FILE + 1)
+    if len(content) > MAX_FILE:
+        raise WireError(f"more than {MAX_FILE >> 10} KiB")
+    value = load_json(content)
+    if not isinstance(value, dict):
+        raise WireError("not a JSON object")
+    return value
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False  # It is listed, with the reason.
 
 
 def find_checkpoints(directory: Path) -> FoundCheckpoints:
@@ -218,7 +231,7 @@ def find_checkpoints(directory: Path) -> FoundCheckpoints:
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if (match := _ITERATION_DIR.fullmatch(entry.name)) and not entry.is_file():
+                if (match := _ITERATION_DIR.fullmatch(entry.name)) and not _is_file(entry):
                     iterations.append((int(match[1]), entry.name))
                 aside += bool(_SET_ASIDE.fullmatch(entry.name))
     except OSError as error:
@@ -238,15 +251,12 @@ def _check(iteration: int, path: Path, *, bridge: bool) -> FoundCheckpoint:
         last = files[0]
         problem = next((f"{each.name} is empty" for each in files if not _size(each)), None)
     else:
-        needed = (".metadata", *(_OF_BRIDGE if bridge else ()))
-        problem = _problem_of_metadata(last) or next(
-            (
-                f"{name} is missing: the save has not finished"
-                for name in needed
-                if _size(path / name) is None
-            ),
-            None,
-        )
+        problem = _problem_of_metadata(last)
+        if problem is None and not _size(path / ".metadata"):
+            problem = _UNFINISHED.format(".metadata is missing or empty")
+        if problem is None and bridge:
+            missing = (name for name in _OF_BRIDGE if _size(path / name) is None)
+            problem = next((_UNFINISHED.format(f"{name} is missing") for name in missing), None)
         last = path / _OF_BRIDGE[-1] if bridge else last
     if problem is not None:
         return FoundCheckpoint(iteration, None, problem)
@@ -258,12 +268,15 @@ def _check(iteration: int, path: Path, *, bridge: bool) -> FoundCheckpoint:
 
 def _problem_of_metadata(path: Path) -> str | None:
     """Why the trainer would not take a checkpoint with this `metadata.json`."""
-    if _size(path) is None:
-        return f"{path.name} is missing: the save has not finished"
-    value, problem = _load(path)
-    if problem is None and not isinstance(value.get("sharded_backend"), str):
-        problem = "it names no sharded backend"
-    return problem and f"{path.name} cannot be read: the save has not finished"
+    try:
+        value = _json_object(path)
+    except FileNotFoundError:
+        return _UNFINISHED.format(f"{path.name} is missing")
+    except OSError as error:
+        return str(unreadable(path, error))
+    except WireError:
+        return _UNFINISHED.format(f"{path.name} is damaged")
+    return None if isinstance(value.get("sharded_backend"), str) else f"{path.name} names no sharded backend"
 
 
 def _size(path: Path) -> int | None:

@@ -132,7 +132,9 @@ class ProgressReader:
     @property
     def share(self) -> float:
         """Share of the file that was read, 0 to 1; what follows the last complete line does not count."""
-        return 1.0 if self.complete or not self._size else min(1.0, self._offset / self._size)
+        if self.complete:
+            return 1.0
+        return min(1.0, self._offset / self._size) if self._size else 0.0
 
     def advance(self, seconds: float) -> None:
         """Read what was added, for so many seconds at most.

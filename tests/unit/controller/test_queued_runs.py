@@ -193,3 +193,20 @@ def test_a_reason_that_may_not_be_read_any_more_is_dropped(run: Run, monkeypatch
 
     monkeypatch.setattr(run.api, "find", forbidden)
     run.until(lambda: run.condition("Running")["message"].endswith("by queue research"), seconds=60)
+
+
+def test_a_job_that_is_preempted_has_kueues_reason_at_once(run: Run) -> None:
+    run.until(lambda: run.cluster.job is not None)
+    assert run.cluster.job is not None
+    size, run.cluster.job.size = run.cluster.job.size, 0
+    refused = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}
+    run.api.workloads = [{"spec": {}, "status": {"conditions": [refused]}}]
+    reconcile(run, 1200, step=10)
+    run.cluster.job.size = size
+    admit(run)
+    run.until(run.trains)
+    refused["message"] = "preempted by another run"
+    job(run)["spec"]["runPolicy"]["suspend"] = True
+    run.cluster.job.size = 0
+    run.cluster.pods.clear()
+    run.until(lambda: run.condition("Running")["message"].endswith(": preempted by another run"), seconds=20)

@@ -101,6 +101,7 @@ def test_a_job_that_an_earlier_release_created_is_judged_by_its_labels(run: Any)
     assert not kueue.waits_elsewhere(job, prepare_job(run, queue="a"))
     assert kueue.waits_elsewhere(job, prepare_job(run, queue="b"))
     assert kueue.waits_elsewhere(job, prepare_job(run, queue="a", workloadPriorityClassName="high"))
+    assert kueue.waits_elsewhere(job, prepare_job(run))
 
 
 def test_an_invalid_name_is_refused_in_the_platform_file() -> None:

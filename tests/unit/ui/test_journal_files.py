@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from megatron_contract.environment import PROGRESS_FILE
-from megatron_operator.ui import journal_progress
+from megatron_operator.ui import journal_files, journal_progress
 from megatron_operator.ui.journal_files import find_checkpoints
 from megatron_operator.ui.journal_progress import CHUNK, ProgressReader, last_iteration
 from megatron_operator.ui.points import MAX_SAMPLES
@@ -112,6 +113,7 @@ def test_checkpoints_are_complete_where_the_trainer_takes_them_for_complete(save
     broken = {1000: ".metadata", 5500: "metadata.json"}
     (save / "iter_0004500" / "metadata.json").write_text('{"sharded_back')
     (save / "iter_0004000" / "metadata.json").write_text("{}")
+    (save / "iter_0003500" / ".metadata").write_bytes(b"")
     (save / "iter_0007000").write_text("")
     for iteration, name in broken.items():
         (save / f"iter_{iteration:07d}" / name).unlink()
@@ -149,6 +151,24 @@ def test_a_checkpoint_of_the_older_format_has_no_metadata(save: Path) -> None:
     (path / "mp_rank_00" / "empty.pt").write_bytes(b"")
     [newest, *_] = find_checkpoints(save).newest
     assert newest.problem == "empty.pt is empty"
+
+
+def test_a_checkpoint_that_may_not_be_read_has_the_reason_and_hides_no_other(
+    save: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (save / "iter_0007000").symlink_to("iter_0007000")
+    opened = journal_files.open_regular
+
+    def refused(path: Path) -> BinaryIO:
+        if path.parent.name == "iter_0006000":
+            raise PermissionError(13, "Permission denied")
+        return opened(path)
+
+    monkeypatch.setattr(journal_files, "open_regular", refused)
+    link, denied, readable, *_ = find_checkpoints(save).newest
+    assert "Too many levels of symbolic links" in str(link.problem)
+    assert "metadata.json cannot be read: Permission denied; start the page as" in str(denied.problem)
+    assert readable.problem is None
 
 
 def test_lines_that_the_trainer_does_not_count_are_left_out(save: Path) -> None:

@@ -201,6 +201,7 @@ def test_a_file_that_cannot_be_read_to_its_end_has_a_reason_and_no_goodput(
     run, course = read(save)
     assert "cannot be read: Input/output error; check the volume that it is on" in str(course.problem)
     assert "Goodput" not in dict(facts(run, course))
+    assert course.share == 0.0
 
 
 def test_a_symbolic_link_to_itself_hides_no_other_run(save: Path) -> None:
