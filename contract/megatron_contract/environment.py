@@ -16,6 +16,12 @@ GANG_TOKEN_FILE: Final = "token"
 """In GANG_TOKEN_DIR, and the key of the Secret that is mounted there."""
 PROGRESS_FILE: Final = "progress.jsonl"
 """In the run's save directory; the trainer appends one JSON object per iteration."""
+JOURNAL_FILE: Final = "incidents.json"
+"""Beside it; the run journal of node 0: when the run started first, its newest incidents."""
+JOURNAL_SCHEMA: Final = 1
+"""Version of the journal's format."""
+LEASE_FILE: Final = "owner.json"
+"""Beside it; which launcher may write there, and the UID of the recipe."""
 VALIDATION_FILE: Final = "validation.jsonl"
 """Beside it; one JSON object per evaluation of the validation data: iteration, lmLoss, generation, time.
 

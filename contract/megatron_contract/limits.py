@@ -28,6 +28,8 @@ LONGEST_NAME: Final = 64
 """Characters of an identifier."""
 LONGEST_TIMESTAMP: Final = 40
 """Characters of an RFC 3339 time."""
+MOST_ITERATIONS: Final = 100_000_000
+"""Largest iteration that is believed: a damaged line must not reserve memory for as many as it names."""
 LARGEST_COUNT: Final = 2**53
 """The largest integer that every JSON reader holds exactly."""
 LATEST_TIME: Final = 253402300799.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypothesis import strategies as st
-from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
+from megatron_contract.environment import JOURNAL_FILE, LEASE_FILE, PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.progress import ProgressReport
 from megatron_contract.wire import WireError, load_json
 from megatron_operator import catalog, manifests
@@ -160,7 +160,7 @@ def check_journal(text: str) -> None:
     """
     from megatron_trainer.checkpoints import checkpoint_lease, selection
     from megatron_trainer.health.retry_policy import plan_restart
-    from megatron_trainer.telemetry.run_journal import JOURNAL_FILE, RunJournal
+    from megatron_trainer.telemetry.run_journal import RunJournal
 
     with tempfile.TemporaryDirectory() as folder:
         save = Path(folder)
@@ -169,7 +169,7 @@ def check_journal(text: str) -> None:
         lines, evaluations = (_lines(text, name) for name in ("records", "evaluations"))
         for path, content in (
             (save / JOURNAL_FILE, text),
-            (save / checkpoint_lease.LEASE_FILE, text),
+            (save / LEASE_FILE, text),
             (save / selection.TRACKER, text),
             (checkpoint / "metadata.json", text),
             (save / PROGRESS_FILE, f"{lines}\n{text}\n"),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from megatron_operator.api.labels import GROUP, PLURAL
 from megatron_operator.api.platform import KUBERNETES, PlatformConfig
 from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
-from megatron_operator.cli.job_needs import NEEDS, available, chosen
+from megatron_operator.cli.job_needs import NEEDS, available, chosen_backend
 
 Object = dict[str, Any]
 State = Literal["ok", "missing", "warning", "unknown"]
@@ -87,16 +87,12 @@ def kubernetes(objects: ClusterObjects, _platform: PlatformConfig | None) -> Ite
 
 def training_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """The CustomResourceDefinitions of the training jobs, and the Deployments that act on them."""
-    backend = _backend(objects, platform)
+    backend = chosen_backend(platform, _crd_names(objects))
     other = available(backend, _crd_names(objects))
     hint = "" if other is None else f"; or set jobBackend: {other} in the platform, which the cluster has"
     for need in NEEDS[backend]:
         yield from _crd(objects, need.kind, need.crd, need.fix + hint)
         yield from _deployment(objects, need.controller, need.fix)
-
-
-def _backend(objects: ClusterObjects, platform: PlatformConfig | None) -> str:
-    return chosen(platform, _crd_names(objects))
 
 
 def _crd_names(objects: ClusterObjects) -> set[str]:
@@ -229,7 +225,7 @@ def pod_security(objects: ClusterObjects, platform: PlatformConfig | None) -> It
     level = _labels(found).get("pod-security.kubernetes.io/enforce")
     if level != "restricted":
         yield Finding(check, "ok", f"Pod Security enforces {level or 'nothing'}")
-    elif _backend(objects, platform) != "pytorchjob":
+    elif chosen_backend(platform, _crd_names(objects)) != "pytorchjob":
         yield Finding(check, "ok", "Pod Security enforces restricted, with which JobSet's pods comply")
     elif any(
         "--pytorch-init-container-template-file" in " ".join(_arguments(d))

@@ -60,7 +60,7 @@ def available(chosen: str, crds: Collection[str]) -> str | None:
     )
 
 
-def chosen(platform: PlatformConfig | None, crds: Collection[str]) -> str:
+def chosen_backend(platform: PlatformConfig | None, crds: Collection[str]) -> str:
     """The platform's `jobBackend`; where it names none, what the chart chooses in a cluster with `crds`."""
     if platform is not None and "job_backend" in platform.model_fields_set:
         return platform.job_backend

@@ -43,6 +43,7 @@ def names(left: ShownRun, right: ShownRun) -> list[str]:
 def compare(left: Object, right: Object) -> list[Pair]:
     """What two runs are and how they go, in the same words; a property that neither has is left out."""
     both = [_properties(each) for each in (left, right)]
+    # In the order of the run of which more is known: a journal lacks some.
     names = list(dict.fromkeys(name for each in sorted(both, key=len, reverse=True) for name in each))
     return [Pair(name, both[0].get(name, "–"), both[1].get(name, "–")) for name in names]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final
 
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import JOURNAL_FILE, JOURNAL_SCHEMA, LEASE_FILE, PROGRESS_FILE
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import LONGEST_TEXT, MAX_INCIDENTS, Count, Items, Text, UnixTime
 from megatron_contract.wire import Message, WireError, load_json
@@ -17,10 +17,6 @@ from megatron_contract.wire import Message, WireError, load_json
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.times import timestamp
 
-JOURNAL_FILE: Final = "incidents.json"
-JOURNAL_SCHEMA: Final = 1
-"""The version of the journal that is read."""
-LEASE_FILE: Final = "owner.json"
 MAX_FILE: Final = 1 << 20
 """Bytes of the largest journal that is read; the trainer's own have less than 32 KiB."""
 MAX_CHECKPOINTS: Final = 20

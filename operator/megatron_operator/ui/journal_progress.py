@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from megatron_contract.limits import Count, Finite, Seconds, UnixTime
+from megatron_contract.limits import MOST_ITERATIONS, Count, Finite, Seconds, UnixTime
 from megatron_contract.wire import Message, WireError, load_json
 
 from megatron_operator.ui.journal_files import open_regular, unreadable
@@ -17,8 +17,6 @@ from megatron_operator.ui.points import Point, Samples
 
 CHUNK: Final = 1 << 20
 """Bytes that are read at once; a longer line is skipped."""
-MOST_ITERATIONS: Final = 100_000_000
-"""Largest iteration that the trainer counts."""
 MAX_RESUMES: Final = 200
 """Starts that are kept: the newest."""
 _TAIL: Final = 64 << 10

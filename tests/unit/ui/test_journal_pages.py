@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import JOURNAL_FILE, PROGRESS_FILE
 from megatron_operator.cli.main import cli
 from megatron_operator.ui import journals
 from megatron_operator.ui.access import KeyAccess
 from megatron_operator.ui.app import Settings, application
-from megatron_operator.ui.journal_files import JOURNAL_FILE
 from megatron_operator.ui.journals import Journals
 from megatron_operator.ui.published import PublishedRecipes
 from megatron_operator.ui.runs import Runs

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import JOURNAL_FILE, PROGRESS_FILE
 from megatron_operator.ui import journals
 from megatron_operator.ui.journal_files import (
-    JOURNAL_FILE,
     JournalError,
     read_journal,
 )

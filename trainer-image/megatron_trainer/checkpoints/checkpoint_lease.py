@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from megatron_contract.environment import JOURNAL_FILE, LEASE_FILE
 from megatron_contract.wire import WireError, load_json
 
 from megatron_trainer.errors import TrainerError
-from megatron_trainer.telemetry.run_journal import JOURNAL_FILE
 
-LEASE_FILE = "owner.json"
 # Seconds from acquiring the lease until the directory is touched: the older launcher checks every half
 # second.
 FENCE_SECONDS = 3.0

@@ -3,15 +3,12 @@
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
+from megatron_contract.limits import MOST_ITERATIONS
 from megatron_contract.wire import WireError, load_json
 
 from megatron_trainer.telemetry.appended_lines import AppendedLines
 from megatron_trainer.telemetry.iteration import IterationRecord
-
-MOST_ITERATIONS: Final = 100_000_000
-"""Largest iteration that is believed: a damaged line must not reserve memory for as many as it names."""
 
 
 class ProgressLog:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
+from megatron_contract.environment import JOURNAL_FILE, JOURNAL_SCHEMA, PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import MAX_INCIDENTS
 from megatron_contract.progress import ReportedStraggler, ReportedWarning
@@ -22,10 +22,6 @@ from megatron_trainer.telemetry.incidents import FailureReport, new_incident
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.progress_log import ProgressLog
 from megatron_trainer.telemetry.validation_log import ValidationLog
-
-JOURNAL_FILE = "incidents.json"
-JOURNAL_SCHEMA = 1
-"""Version of the journal's format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from megatron_contract.limits import MOST_ITERATIONS
 from megatron_contract.wire import Message, WireError, load_json
 
 from megatron_trainer.telemetry.appended_lines import AppendedLines
-from megatron_trainer.telemetry.progress_log import MOST_ITERATIONS
 from megatron_trainer.telemetry.reporter import ProgressFile
 
 

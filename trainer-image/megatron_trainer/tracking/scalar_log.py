@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from megatron_contract.limits import MOST_ITERATIONS
 from megatron_contract.wire import WireError, load_json
-
-from megatron_trainer.telemetry.progress_log import MOST_ITERATIONS
 
 CHUNK_BYTES: Final = 1 << 20
 """Bytes that are read at once: a tracker that starts late must not hold the curves of a whole run."""

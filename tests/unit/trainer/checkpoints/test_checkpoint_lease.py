@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from megatron_contract.environment import LEASE_FILE
 from megatron_trainer.checkpoints.checkpoint_lease import (
     FENCE_SECONDS,
-    LEASE_FILE,
     CheckpointLease,
     LeaseLostError,
     read_holder,

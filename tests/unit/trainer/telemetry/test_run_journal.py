@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
+from megatron_contract.environment import JOURNAL_FILE, PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.limits import MAX_INCIDENTS
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
-from megatron_trainer.telemetry.run_journal import JOURNAL_FILE, RunJournal
+from megatron_trainer.telemetry.run_journal import RunJournal
 
 KILLED = FailureReport(FailureKind.RANK, "rank 3 was killed by SIGKILL", 1, 3, detected_at=20.0)
 
