@@ -182,6 +182,14 @@ test-jobset: setup ## Test the JobSet backend with JobSet's controller, which is
 test-trainjob: setup ## Test the TrainJob backend with the controllers of Kubeflow Trainer and JobSet (minutes)
 	@$(PY) -m pytest -q --tb short tests/control_plane/test_trainjob.py
 
+.PHONY: control-plane-jobset
+control-plane-jobset: setup ## The tests of the control plane with runs on JobSet (not in `make test`)
+	@MEGATRON_CONTROL_PLANE_BACKEND=jobset $(PY) -m pytest -q --tb short tests/control_plane
+
+.PHONY: control-plane-trainjob
+control-plane-trainjob: setup ## The same with runs on TrainJob
+	@MEGATRON_CONTROL_PLANE_BACKEND=trainjob $(PY) -m pytest -q --tb short tests/control_plane
+
 .PHONY: test-kueue
 test-kueue: setup ## Test runs in queues with Kueue's controller, which is built first (minutes)
 	@$(PY) -m pytest -q --tb short tests/control_plane/test_kueue.py

@@ -1,15 +1,24 @@
 """Stands in for trainer containers. KWOK's pods run nothing, so tests set their reports and their status."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Final
 
 from testkit.api_server import Api, Object
 
+_POD_OF_JOB: Final = re.compile(r"(?P<place>.+-(?:master|worker)-[0-9]+)-[0-9]+-[a-z0-9]{5}")
+
+
+def place_of(pod: str) -> str:
+    """The place in the gang of the pod with this name: `run-worker-0`, also for `run-worker-0-0-x7k2p`."""
+    found = _POD_OF_JOB.fullmatch(pod)
+    return found["place"] if found else pod
+
 
 class FakeProgressServer:
-    """Serves /progress of all pods: the report that a test has set, or 503 where none is set."""
+    """Serves /progress of all pods: the report of a test for a pod's place, or 503 where there is none."""
 
     def __init__(self) -> None:
         self.reports: dict[tuple[str, str], dict[str, Any]] = {}
@@ -18,7 +27,7 @@ class FakeProgressServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 namespace, pod = self.path.strip("/").split("/")[:2]
-                report = reports.get((namespace, pod))
+                report = reports.get((namespace, place_of(pod)))
                 self.send_response(200 if report else 503)
                 self.end_headers()
                 self.wfile.write(json.dumps(report or {}).encode())
@@ -36,9 +45,9 @@ class FakeProgressServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def set_report(self, namespace: str, pod: str, **report: Any) -> None:
-        """Set a pod's report; fields that are not given are those of a run in training."""
-        self.reports[namespace, pod] = {
+    def set_report(self, namespace: str, place: str, **report: Any) -> None:
+        """Set the report of a place, `run-worker-0`; fields not given are those of a run in training."""
+        self.reports[namespace, place] = {
             "schema": 1,
             "phase": "training",
             "generation": 1,

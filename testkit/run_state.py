@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatron_operator.manifests import trainjob
 from megatron_operator.manifests.job_backends import backend_of, backend_of_kind, stable_name
 from urllib3.exceptions import HTTPError
 
@@ -26,6 +27,7 @@ class RunState:
 
     recipe: Object
     job: Object | None
+    """With its pod templates, also where another object has them."""
     pods: dict[str, Object]
     """The job's pods by their place in the gang, for example `worker-0`."""
 
@@ -85,8 +87,7 @@ class RunState:
 
     @property
     def _container(self) -> Object:
-        assert self.job is not None, "the run has no job"
-        return dict(backend_of(self.job).templates(self.job)[0]["spec"]["containers"][0])
+        return dict(self.pod_specs[0]["containers"][0])
 
     @property
     def arguments(self) -> list[str]:
@@ -95,8 +96,14 @@ class RunState:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of the trainer container. Raises AssertionError where there is no job."""
-        return {each["name"]: each["value"] for each in self._container["env"]}
+        """Variables of the trainer container that have a value. Raises AssertionError without a job."""
+        return {each["name"]: each["value"] for each in self._container["env"] if "value" in each}
+
+    @property
+    def pod_specs(self) -> list[Object]:
+        """Specs of the job's pod templates, that of the Master first. Raises AssertionError without a job."""
+        assert self.job is not None, "the run has no job"
+        return [dict(each["spec"]) for each in backend_of(self.job).templates(self.job)]
 
     @property
     def replicas(self) -> int:
@@ -183,6 +190,15 @@ def _by_place(pods: list[Object], name: str) -> dict[str, Object]:
     return found
 
 
+def _find_job(api: Api, kind: str, namespace: str, name: str) -> Object | None:
+    """The job with its pod templates, as far as they exist."""
+    job, backend = api.find(kind, namespace, name), backend_of_kind(kind)
+    if job is None or backend.TEMPLATE_PLURAL is None:
+        return job
+    source = api.find(trainjob.RUNTIME_KIND, namespace, name)
+    return job if source is None else backend.with_templates(job, source)
+
+
 def read_run(api: Api, namespace: str, name: str, kind: str = PYTORCHJOB) -> RunState | None:
     """The state of a run with this kind of job.
 
@@ -193,7 +209,7 @@ def read_run(api: Api, namespace: str, name: str, kind: str = PYTORCHJOB) -> Run
         recipe = api.find("MegatronRecipe", namespace, name)
         if recipe is None:
             return None
-        job = api.find(kind, namespace, name)
+        job = _find_job(api, kind, namespace, name)
         label = backend_of_kind(kind).LABEL_JOB_NAME
         pods = api.list("Pod", namespace, labelSelector=f"{label}={name}")
         again = api.find("MegatronRecipe", namespace, name)

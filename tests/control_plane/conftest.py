@@ -1,9 +1,13 @@
-"""A real control plane with nodes that KWOK simulates; the operator runs as a process with its own rights."""
+"""A real control plane with nodes that KWOK simulates; the operator runs as a process with its own rights.
+
+Runs have the kind of job that run_backend chooses. A test that is about others has the marker `job_backends`.
+"""
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,14 +19,16 @@ from testkit.chart_installation import install_chart
 from testkit.fake_nodes import lose_node, terminate_pods
 from testkit.fake_trainers import FakeProgressServer
 from testkit.fake_volumes import FakeProvisioner
+from testkit.faults.backends import controllers_running
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.nodes import Pool, restore_node, shared_node
+from tests.control_plane.nodes import Pool, complete_jobs, restore_node, shared_node
+from tests.control_plane.run_backend import CHOSEN
 from tests.control_plane.world import World
 
 NODES = 32
 STORAGE_CLASS = "control-plane-tests"
-PLATFORM = {
+PLATFORM: Object = CHOSEN.platform | {
     "image": "registry.example/megatron-trainer:1.0",
     "accelerators": {
         "simulated": {
@@ -41,39 +47,64 @@ PLATFORM = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_not_on_backend = pytest.StashKey[dict[str, int]]()
+"""Tests that are not about the chosen backend: their number by reason."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = str(Path(__file__).parent)
+    reasons: list[str] = []
+    deselected: list[pytest.Item] = []
     for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.control_plane)
+        if not str(item.path).startswith(here):
+            continue
+        item.add_marker(pytest.mark.control_plane)
+        others = [each for each in item.iter_markers("job_backends") if CHOSEN.name not in each.args]
+        if others:
+            deselected.append(item)
+            reasons.append(others[0].kwargs["reason"])
+    config.stash[_not_on_backend] = dict(Counter(reasons))
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the reasons of tests that are deselected because of their marker."""
+    for reason, count in config.stash.get(_not_on_backend, {}).items():
+        terminalreporter.write_line(f"not on {CHOSEN.name}: {count} tests: {reason}")
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The control plane; started for these tests unless it is running."""
+    """The control plane with the controllers of the backend; started for these tests unless it is running."""
     cluster = Cluster("control-plane")
-    try:
-        running = bool(cluster.status()) and all(cluster.status().values())
-        if not running:
-            cluster.up()
-        if not cluster.paths.binary("helm").exists():
-            cluster.binaries.build(("helm",), cluster.console)
-    except ClusterError as error:
-        pytest.fail(f"the control plane does not start: {error}")
-    yield cluster
+    with ExitStack() as controllers:
+        try:
+            running = bool(cluster.status()) and all(cluster.status().values())
+            if not running:
+                cluster.up()
+            if not cluster.paths.binary("helm").exists():
+                cluster.binaries.build(("helm",), cluster.console)
+            controllers.enter_context(controllers_running(cluster, CHOSEN.name))
+        except ClusterError as error:
+            pytest.fail(f"the control plane does not start: {error}")
+        yield cluster
     if not running:
         cluster.down()
 
 
 @pytest.fixture(scope="session")
 def api(cluster: Cluster) -> Iterator[Api]:
-    """The API server, with nodes to run on and a provisioner of volumes."""
+    """The API server, with nodes to run on and a provisioner of volumes; tests end the pods of runs."""
     api = Api(cluster.kubeconfig)
     for index in range(NODES):
         api.apply(shared_node(index))
     provisioner = FakeProvisioner(Api(cluster.kubeconfig), STORAGE_CLASS)
     provisioner.start()
+    complete_jobs(api, of_jobsets=False)
     yield api
+    complete_jobs(api, of_jobsets=True)
     provisioner.stop()
     for index in range(NODES):
         api.delete("Node", None, f"fake-{index}")
@@ -124,7 +155,7 @@ def operator_process(
     folder = Path(os.environ.get("CONTROL_PLANE_LOGS", tmp_path_factory.mktemp("operator")))
     kubeconfig = folder / "kubeconfig"
     write_kubeconfig(kubeconfig, gateway.url, installed)
-    options = [f"--namespace={OPERATOR_NAMESPACE}", "--node-discovery"]
+    options = [f"--namespace={OPERATOR_NAMESPACE}", "--node-discovery", *CHOSEN.operator_options]
     process = OperatorProcess(kubeconfig, folder / "operator.log", trainers.url, options)
     yield process
     process.stop()

@@ -4,21 +4,18 @@ A module that uses it has the fixtures `runs` and `choose`, which changes the pl
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
 
 import pytest
-from megatron_operator.api.times import timestamp
 
-from testkit.api_server import Api, Object
-from testkit.fake_trainers import terminate_container
+from testkit.api_server import Object
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from testkit.run_state import RunState
 from testkit.waiting import LONG_DEADLINE
 from tests.control_plane.conftest import PLATFORM
-from tests.control_plane.nodes import Pool, complete_jobs
+from tests.control_plane.nodes import Pool
+from tests.control_plane.run_backend import RunBackend
 from tests.control_plane.test_diagnosis import create_quota
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
@@ -28,25 +25,7 @@ COMPLETED = json.dumps({"reason": "Completed", "message": "all iterations are co
 
 
 class PodPerJobWorld(World):
-    """A world whose pods have random names: tests name their places in the gang."""
-
-    backend: ClassVar[str]
-    """As in `platform.jobBackend`."""
-
-    def pod_name(self, name: str, place: str) -> str:
-        """The name of the pod at a place of a run, for example `worker-0`."""
-        state = self.wait_for(name, where=lambda state: place in state.pods)
-        return str(state.pods[place]["metadata"]["name"])
-
-    def report(self, name: str, pods: int = 2, **report: Any) -> None:
-        """Set the progress report of all pods of a run."""
-        for place in ("master-0", *(f"worker-{i}" for i in range(pods - 1))):
-            self.trainers.set_report(self.namespace, self.pod_name(name, place), **report)
-
-    def terminate(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
-        """Let a pod's container exit now: Kubernetes measures a Job's back-off from that time."""
-        now = timestamp(time.time())
-        terminate_container(self.api, self.namespace, pod, code, message, reason, now)
+    """A world whose jobs are JobSets, or make JobSets."""
 
     def job(self, name: str) -> Object:
         """The training job."""
@@ -59,20 +38,15 @@ class PodPerJobWorld(World):
 
 @contextmanager
 def operator_of(
-    backend: str, option: str, api: Api, install: Callable[[str, Object], str], process: OperatorProcess
+    backend: RunBackend, install: Callable[[str, Object], str], process: OperatorProcess
 ) -> Iterator[OperatorProcess]:
-    """The operator, stopped, with this `jobBackend` and the rights of a release with that backend alone.
-
-    Meanwhile KWOK completes no pods of JobSets; tests end them.
-    """
-    complete_jobs(api, of_jobsets=False)
+    """The operator, stopped, with this `jobBackend` and the rights of a release with that backend alone."""
     process.stop()
-    install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}})
-    chosen = process.with_options(option)
+    install(OPERATOR_NAMESPACE, {"platform": PLATFORM | backend.platform})
+    chosen = process.with_options(*backend.operator_options)
     yield chosen
     chosen.stop()
     install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
-    complete_jobs(api, of_jobsets=True)
 
 
 def backend_setter(value: str, world: World, install: Callable[[str, Object], str]) -> Callable[[str], None]:
@@ -103,7 +77,7 @@ class RunsWithPodPerJob:
         index = "jobset.sigs.k8s.io/job-global-index"
         assert {name: labels[index] for name, labels in ranks.items()} == {"master-0": "0", "worker-0": "1"}
         for place in ("worker-0", "master-0"):
-            runs.terminate(runs.pod_name("run", place), 0, COMPLETED, "Completed")
+            runs.terminate(f"run-{place}", 0, COMPLETED, "Completed")
         state = runs.wait_for("run", phase="Succeeded", conditions={"Succeeded": "Succeeded"})
         assert state.recovery["restarts"] == 0
 
@@ -112,7 +86,7 @@ class RunsWithPodPerJob:
         before = runs.train("run", 60, checkpoint=50)
         runs.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
         words = json.dumps({"reason": "WorkerDied", "message": "rank 3 was killed"})
-        runs.terminate(runs.pod_name("run", "worker-0"), 138, words)
+        runs.terminate("run-worker-0", 138, words)
         state = runs.wait_for("run", pods=2, without=[before.uid_of("worker-0")])
         assert state.uid_of("master-0") == before.uid_of("master-0"), "only the pod that died is replaced"
         recovery = runs.train("run", 51, checkpoint=50, generation=2, resumedFrom=50).recovery
@@ -124,7 +98,7 @@ class RunsWithPodPerJob:
     def test_an_exit_code_that_is_not_retried_fails_the_run(self, runs: PodPerJobWorld) -> None:
         runs.apply("run")
         runs.train("run", 60, checkpoint=50)
-        runs.terminate(runs.pod_name("run", "worker-0"), 1, json.dumps({"message": "bad flag"}))
+        runs.terminate("run-worker-0", 1, json.dumps({"message": "bad flag"}))
         state = runs.wait_for("run", phase="Failed", conditions={"Failed": "JobFailed"})
         assert state.conditions["Failed"]["message"] == "worker-0: bad flag (exit code 1)"
 
@@ -132,7 +106,7 @@ class RunsWithPodPerJob:
         """The controller takes the run for complete; the operator re-creates the job."""
         runs.apply("run")
         before = runs.train("run", 60, checkpoint=50)
-        runs.terminate(runs.pod_name("run", "master-0"), 0)
+        runs.terminate("run-master-0", 0)
         runs.wait_for("run", pods=2, without=[*before.pod_uids, before.job_uid])
         recovery = runs.train(
             "run",
@@ -148,7 +122,7 @@ class RunsWithPodPerJob:
     def test_a_worker_that_exits_early_with_code_0_is_replaced(self, runs: PodPerJobWorld) -> None:
         runs.apply("run")
         before = runs.train("run", 60, checkpoint=50)
-        runs.terminate(runs.pod_name("run", "worker-0"), 0)
+        runs.terminate("run-worker-0", 0)
         state = runs.wait_for("run", pods=2, without=[before.uid_of("worker-0")])
         assert state.job_uid == before.job_uid
 
@@ -236,7 +210,7 @@ class RunsWithPodPerJob:
         with killed_after_every_write(runs):
             runs.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
             words = json.dumps({"message": "rank 3 was killed"})
-            runs.terminate(runs.pod_name("run", "worker-0"), 138, words)
+            runs.terminate("run-worker-0", 138, words)
             state = runs.wait_for(
                 "run",
                 conditions={"Recovering": "PodsReplaced"},
@@ -258,7 +232,7 @@ class RunsWithPodPerJob:
         runs.apply("run", scheduling={"nodeSelector": nodes.selector}, recovery=elastic)
         state = runs.train("run", 60, checkpoint=50)
         nodes.cordon(state.node_of("worker-0"))
-        runs.api.delete("Pod", runs.namespace, runs.pod_name("run", "worker-0"), gracePeriodSeconds=0)
+        runs.delete_pod("run-worker-0")
 
         def shrunk(state: RunState) -> bool:
             return state.replicas == 1
@@ -270,7 +244,7 @@ class RunsWithPodPerJob:
         before = runs.train("run", 60, checkpoint=50)
         bad = before.node_of("worker-0")
         words = {"reason": "WorkerDied", "message": "lost its GPU", "evidence": "DeviceMemory"}
-        runs.terminate(runs.pod_name("run", "worker-0"), 138, json.dumps(words))
+        runs.terminate("run-worker-0", 138, json.dumps(words))
         state = runs.wait_for("run", pods=2, without=[*before.pod_uids, before.job_uid])
         assert state.recovery["nodesAvoided"] == [bad]
         assert bad not in {state.node_of("master-0"), state.node_of("worker-0")}
@@ -294,7 +268,7 @@ class RunsWithPodPerJob:
         before = runs.train("run", 60, checkpoint=50)
         choose("pytorchjob")
         try:
-            runs.terminate(runs.pod_name("run", "worker-0"), 138)
+            runs.terminate("run-worker-0", 138)
             state = runs.wait_for("run", conditions={"Recovering": "PodsReplaced"})
             assert state.job_uid == before.job_uid
             runs.edit("run", suspend=True)
@@ -304,4 +278,4 @@ class RunsWithPodPerJob:
             assert "kind" not in state.status["job"]
             assert not runs.job_exists("run")
         finally:
-            choose(runs.backend)
+            choose(runs.backend.name)

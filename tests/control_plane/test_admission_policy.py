@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_contract.environment import CONTAINER_NAME
 from megatron_operator.api.labels import LABEL_RECIPE
 
 from testkit.api_server import Api, Object
@@ -13,6 +14,7 @@ from testkit.errors import ApiError
 from testkit.operator_process import write_kubeconfig
 from testkit.waiting import wait_until
 from tests.control_plane.gateway import Gateway
+from tests.control_plane.run_backend import CHOSEN
 
 POD_TEMPLATE: Object = {
     "spec": {
@@ -34,19 +36,11 @@ def job(namespace: str, name: str, labels: dict[str, str] | None = None) -> Obje
 
 
 def training_job(namespace: str, name: str) -> Object:
-    """A PyTorchJob that is suspended."""
+    """What has the pod templates of a training job, so that it has no pods."""
+    metadata = {"name": name, "namespace": namespace, "labels": {LABEL_RECIPE: "run"}}
     template = deepcopy(POD_TEMPLATE)
-    template["spec"]["containers"][0]["name"] = "pytorch"
-    del template["spec"]["restartPolicy"]
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": name, "namespace": namespace, "labels": {LABEL_RECIPE: "run"}},
-        "spec": {
-            "runPolicy": {"suspend": True},
-            "pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": template}},
-        },
-    }
+    template["spec"]["containers"][0]["name"] = CONTAINER_NAME
+    return CHOSEN.suspended(metadata, template)
 
 
 def refused(action: Callable[[], Any], message: str) -> None:
@@ -64,8 +58,9 @@ def namespace(api: Api) -> Iterator[str]:
     yield name
     for each in api.list("Job", name):
         api.delete("Job", name, each["metadata"]["name"], propagationPolicy="Background")
-    for each in api.list("PyTorchJob", name):
-        api.delete("PyTorchJob", name, each["metadata"]["name"])
+    for kind in CHOSEN.kinds:
+        for each in api.list(kind, name):
+            api.delete(kind, name, each["metadata"]["name"], propagationPolicy="Background")
 
 
 @pytest.fixture
@@ -105,10 +100,7 @@ def test_the_operator_creates_no_pod_with_a_service_account_token(
     message = "automountServiceAccountToken false"
     for value in (True, None):
         body, training = job(namespace, "token"), training_job(namespace, "token")
-        for template in (
-            body["spec"]["template"],
-            training["spec"]["pytorchReplicaSpecs"]["Master"]["template"],
-        ):
+        for template in (body["spec"]["template"], *CHOSEN.manifests.templates(training)):
             template["spec"].pop("automountServiceAccountToken")
             if value is not None:
                 template["spec"]["automountServiceAccountToken"] = value

@@ -42,4 +42,4 @@ def test_what_is_counted_is_read_from_the_api_server(world: World) -> None:
     found = {path.rsplit("/", 2)[-2] for path in reads(world)} | {
         path.rsplit("/", 1)[-1] for path in reads(world)
     }
-    assert {"megatronrecipes", "pytorchjobs", "pods"} <= found
+    assert {"megatronrecipes", world.backend.manifests.PLURAL, "pods"} <= found

@@ -102,9 +102,9 @@ def test_weights_are_imported_before_the_job_and_exported_after_it(
         assert end_of(world, "tuned-import") <= job["metadata"]["creationTimestamp"]
         world.train("tuned", 10)
         assert world.api.find("Job", world.namespace, "tuned-export") is None
-        for pod in ("tuned-worker-0", "tuned-master-0"):
+        for place in ("tuned-worker-0", "tuned-master-0"):
             words = '{"reason": "Completed", "iteration": 1000, "checkpointIteration": 1000}'
-            world.terminate(pod, 0, words, "Completed")
+            world.terminate(place, 0, words, "Completed")
         state = world.wait_for("tuned", phase="Succeeded", conditions={"Exported": "Exported"})
     for field, source, path in (
         ("imported", "/data/llama", "/data/llama-megatron"),

@@ -19,7 +19,7 @@ def test_a_refusal_names_field_and_remedy_and_nothing_is_created(world: World) -
     state = world.wait_for("run", phase="Refused", conditions={"Planned": "Refused"})
     message = state.conditions["Planned"]["message"]
     assert message == "spec.accelerator.type: the platform has no accelerator 'x900'; use one of: simulated"
-    for kind in ("PyTorchJob", "PersistentVolumeClaim", "Pod"):
+    for kind in (*world.backend.kinds, "PersistentVolumeClaim", "Pod"):
         assert world.api.list(kind, world.namespace) == []
     world.wait_for_events("Refused")
     events = world.api.list("Event", world.namespace)
@@ -33,13 +33,15 @@ def test_a_refused_recipe_that_is_corrected_runs(world: World) -> None:
     world.wait_for("run", pods=2, observed=True, conditions={"Planned": "Planned"})
 
 
-def test_a_cluster_without_pytorchjob_is_reported(world: World) -> None:
-    """The gateway hides the API group, as in a cluster without the training-operator."""
-    world.gateway.hidden = "/apis/kubeflow.org"
+def test_a_cluster_without_the_kind_of_job_is_reported(world: World) -> None:
+    """The gateway hides the API group, as in a cluster without its controller."""
+    backend = world.backend.manifests
+    world.gateway.hidden = f"/apis/{backend.GROUP}"
     world.apply("run")
-    state = world.wait_for("run", phase="Pending", conditions={"Running": "PyTorchJobMissing"})
+    state = world.wait_for("run", phase="Pending", conditions={"Running": f"{backend.KIND}Missing"})
     assert state.conditions["Running"]["message"] == (
-        "this cluster does not know PyTorchJob (kubeflow.org/v1); install the Kubeflow training-operator"
+        f"this cluster does not know {backend.KIND} ({backend.GROUP}/{backend.VERSION}); "
+        f"install {backend.CONTROLLER}"
     )
     world.gateway.hidden = None
     world.wait_for("run", pods=2)
@@ -132,7 +134,8 @@ def test_unschedulable_pods_are_reported_with_the_schedulers_message(world: Worl
 def test_a_container_that_cannot_start_is_reported(world: World, waiting: str, reason: str) -> None:
     world.apply("run")
     world.wait_for("run", pods=2)
-    set_container_waiting(world.api, world.namespace, "run-worker-0", waiting, "message of the kubelet")
+    pod = world.pod_name("run-worker-0")
+    set_container_waiting(world.api, world.namespace, pod, waiting, "message of the kubelet")
     message = message_of(world, "run", "Running", reason)
     assert message == f"worker-0: {waiting}: message of the kubelet"
 
@@ -189,7 +192,7 @@ def test_a_failed_job_is_reported_with_the_trainers_message_and_its_pods_are_rel
     assert state.conditions["Failed"]["message"] == "worker-0: /data/web.idx is missing (exit code 65)"
     assert state.recovery.get("restarts", 0) == 0, "a final failure is no restart"
     # Only the failed pod is kept, with its log.
-    world.wait_for_only("Pod", "run-worker-0")
+    wait_until("the other pods to be gone", lambda: world.places() == {"run-worker-0"})
 
 
 def test_a_name_that_is_taken_is_reported(world: World) -> None:
@@ -200,7 +203,7 @@ def test_a_name_that_is_taken_is_reported(world: World) -> None:
     world.api.create({k: job[k] for k in ("apiVersion", "kind", "spec")} | {"metadata": metadata})
     world.apply("taken")
     message = message_of(world, "taken", "Running", "NameTaken")
-    assert message.startswith("PyTorchJob taken exists and is not this recipe's")
+    assert message.startswith(f"{world.job_kind} taken exists and is not this recipe's")
 
 
 def test_an_invalid_platform_file_is_reported_and_a_corrected_one_takes_effect(world: World) -> None:

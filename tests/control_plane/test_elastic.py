@@ -22,7 +22,7 @@ def lose_worker(world: World, on: Pool, node: str, run: str = "run") -> None:
     """Cordon the worker's node and drain the worker."""
     on.cordon(node)
     world.report(run, phase="rendezvous", iteration=60, checkpointIteration=50)
-    world.api.delete("Pod", world.namespace, f"{run}-worker-0", gracePeriodSeconds=0)
+    world.delete_pod(f"{run}-worker-0")
 
 
 def wait_for_size(world: World, pods: int, run: str = "run") -> RunState:

@@ -18,9 +18,9 @@ def test_a_recipe_becomes_a_job_that_trains_and_succeeds(world: World) -> None:
     assert state.status["progress"]["display"] == "10/200"
     assert state.status["progress"]["lmLoss"] == 2.5
     assert state.conditions["Planned"]["status"] == "True"
-    for pod in ("run-worker-0", "run-master-0"):
+    for place in ("run-worker-0", "run-master-0"):
         words = '{"reason": "Completed", "iteration": 200, "checkpointIteration": 200}'
-        world.terminate(pod, 0, words, "Completed")
+        world.terminate(place, 0, words, "Completed")
     world.wait_for(
         "run",
         phase="Succeeded",
@@ -90,7 +90,8 @@ def test_deleting_removes_job_and_pods_and_keeps_the_checkpoints(world: World) -
         world.wait_for(name, pods=2)
         world.api.delete("MegatronRecipe", world.namespace, name)
     world.wait_for_only("Pod")
-    world.wait_for_only("PyTorchJob")
+    for kind in world.backend.kinds:
+        world.wait_for_only(kind)
     # KWOK simulates no kubelet that unmounts: a claim's protection finalizer is removed with the pods.
     world.wait_for_only("PersistentVolumeClaim", "kept-checkpoints")
 
@@ -109,6 +110,6 @@ def test_a_recipe_re_created_under_its_name_takes_the_kept_checkpoints(world: Wo
 def test_a_job_deleted_by_hand_is_re_created_from_the_checkpoint(world: World) -> None:
     world.apply("run")
     old = world.train("run", 60, checkpoint=50).job_uid
-    world.api.delete("PyTorchJob", world.namespace, "run", propagationPolicy="Background")
+    world.api.delete(world.job_kind, world.namespace, "run", propagationPolicy="Background")
     state = world.wait_for("run", job=True, without=[old])
     assert state.environment["MEGATRON_REQUIRE_CHECKPOINT"] == "1"

@@ -47,7 +47,7 @@ def delete_recipe(world: World, name: str) -> None:
     def nothing_owned() -> bool:
         found = [
             owner["uid"]
-            for kind in ("Job", "PersistentVolumeClaim", "PyTorchJob")
+            for kind in ("Job", "PersistentVolumeClaim", world.job_kind)
             for each in world.api.list(kind, world.namespace)
             for owner in each["metadata"].get("ownerReferences") or []
         ]

@@ -15,24 +15,28 @@ from tests.control_plane.pod_per_job import (
     backend_setter,
     operator_of,
 )
+from tests.control_plane.run_backend import RUN_BACKENDS
 from tests.control_plane.world import World
+
+pytestmark = pytest.mark.job_backends(
+    "pytorchjob", reason="starts its own controllers beside the training-operator: make test-jobset"
+)
 
 
 class JobSetWorld(PodPerJobWorld):
     """A world with training jobs of kind JobSet."""
 
-    job_kind = "JobSet"
-    backend = "jobset"
+    backend = RUN_BACKENDS["jobset"]
 
 
 @pytest.fixture(scope="module")
 def operator_process(
-    cluster: Cluster, api: Api, install: Callable[[str, Object], str], operator_process: OperatorProcess
+    cluster: Cluster, install: Callable[[str, Object], str], operator_process: OperatorProcess
 ) -> Iterator[OperatorProcess]:
     """An operator that handles JobSets, on a platform with `jobBackend: jobset`; JobSet's controller runs."""
     with (
         cluster.jobsets(),
-        operator_of("jobset", "--jobsets", api, install, operator_process) as process,
+        operator_of(RUN_BACKENDS["jobset"], install, operator_process) as process,
     ):
         yield process
 

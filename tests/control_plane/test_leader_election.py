@@ -85,6 +85,7 @@ def pair(world: World, installed: str, tmp_path: Path, lease_options: Sequence[s
         options = [
             f"--namespace={OPERATOR_NAMESPACE}",
             "--node-discovery",
+            *world.backend.operator_options,
             "--leader-elect",
             f"--leader-elect-resource-name={LEASE}",
             *lease_options,

@@ -25,7 +25,7 @@ def test_fifty_recipes_at_once_become_fifty_jobs_each_created_once(world: World)
     started = time.monotonic()
     for name in names:
         world.apply(name)
-    wait_until("all jobs", lambda: len(world.api.list("PyTorchJob", world.namespace)) == RECIPES)
+    wait_until("all jobs", lambda: len(world.api.list(world.job_kind, world.namespace)) == RECIPES)
     created = time.monotonic() - started
 
     def all_run() -> bool:
@@ -37,7 +37,7 @@ def test_fifty_recipes_at_once_become_fifty_jobs_each_created_once(world: World)
         f"{RECIPES} recipes: jobs after {created:.1f} s, all running after {time.monotonic() - started:.1f} s"
     )
     writes = [path.split("?")[0] for _, path in world.gateway.writes]
-    jobs = [path for path in writes if "/pytorchjobs" in path]
+    jobs = [path for path in writes if f"/{world.backend.manifests.PLURAL}" in path]
     claims = [path for path in writes if "/persistentvolumeclaims" in path]
     assert len(jobs) == len(claims) == RECIPES
     assert len(world.api.list("Pod", world.namespace)) == 2 * RECIPES
@@ -56,7 +56,7 @@ def test_the_operator_survives_an_outage_of_the_api_server(world: World, cluster
         cluster.component_start("kube-apiserver")
     world.wait_for("before", status={"progress": {"iteration": 11}, "checkpoint": {"iteration": 10}})
     world.apply("after")
-    # Scheduler, training-operator and KWOK need time to reconnect.
+    # Scheduler, controllers and KWOK need time to reconnect.
     world.wait_for("after", pods=2, conditions={"Running": "PodsRunning"}, seconds=LONG_DEADLINE)
     assert world.wait_for("before", phase="Training").recovery["restarts"] == 0
 
@@ -77,10 +77,12 @@ def test_a_recovery_that_is_interrupted_is_completed_later(
     assert state.recovery["restarts"] == 1
 
 
-def test_the_training_operator_replaces_the_pod_after_its_own_outage(world: World, cluster: Cluster) -> None:
+def test_a_pod_is_replaced_after_an_outage_of_the_controller_that_creates_it(
+    world: World, cluster: Cluster
+) -> None:
     world.apply("run")
     world.train("run", 10, checkpoint=5)
-    with cluster.component_down("training-operator"):
+    with cluster.component_down(world.backend.pod_controller):
         world.report("run", phase="rendezvous", iteration=10, checkpointIteration=5)
         world.terminate("run-worker-0", 138, '{"message": "rank 3 was killed"}')
         state = world.wait_for("run", conditions={"Recovering": "PodsLost"})

@@ -9,10 +9,12 @@ from testkit.api_server import Object
 from testkit.operator_process import OperatorProcess, write_kubeconfig
 from testkit.waiting import LONG_DEADLINE, wait_until
 from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.run_backend import CHOSEN
 from tests.control_plane.world import World
 
 RELEASE_NAMESPACE = "megatron-namespaced"
 ELECTION = ("--leader-elect", "--leader-elect-resource-name=megatron-operator-leader")
+OPTIONS = (*ELECTION, *CHOSEN.operator_options)
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def namespaced(
     }
     kubeconfig = tmp_path / "kubeconfig"
     write_kubeconfig(kubeconfig, world.gateway.url, install(RELEASE_NAMESPACE, values))
-    options = [f"--namespace={RELEASE_NAMESPACE}", f"--watch-namespaces={world.namespace}", *ELECTION]
+    options = [f"--namespace={RELEASE_NAMESPACE}", f"--watch-namespaces={world.namespace}", *OPTIONS]
     process = OperatorProcess(kubeconfig, tmp_path / "operator.log", world.trainers.url, options)
     process.start()
     yield process
@@ -78,7 +80,7 @@ def second(
     }
     kubeconfig = tmp_path / "kubeconfig-second"
     write_kubeconfig(kubeconfig, world.gateway.url, install(release, values))
-    options = [f"--namespace={release}", f"--watch-namespaces={served}", *ELECTION]
+    options = [f"--namespace={release}", f"--watch-namespaces={served}", *OPTIONS]
     process = OperatorProcess(kubeconfig, tmp_path / "second.log", world.trainers.url, options)
     process.start()
     yield served, process

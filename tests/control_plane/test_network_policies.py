@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from megatron_operator.manifests.job_backends import stable_name
 
 from testkit.api_server import Object
 from testkit.operator_process import OPERATOR_NAMESPACE
@@ -42,7 +43,7 @@ def test_a_run_with_a_policy_trains_and_loses_the_policy_when_the_option_is_swit
 
     selected = policy["spec"]["podSelector"]["matchLabels"].items()
     pods = world.api.list("Pod", world.namespace)
-    matching = {pod["metadata"]["name"] for pod in pods if selected <= pod["metadata"]["labels"].items()}
+    matching = {stable_name(pod) for pod in pods if selected <= pod["metadata"]["labels"].items()}
     assert matching == {"run-master-0", "run-worker-0"}, "of four pods in the namespace"
     assert policy["spec"]["ingress"][0] == {"from": [{"podSelector": policy["spec"]["podSelector"]}]}
     [operators, scrapers] = policy["spec"]["ingress"][1]["from"]

@@ -71,12 +71,12 @@ def result(world: World, name: str) -> dict[str, Any]:
     status.pop("prepared")
     # Its seconds; that they add up is tested on the simulated cluster.
     status.pop("ledger", None)
-    kinds = ("PyTorchJob", "Job", "PersistentVolumeClaim", "Pod", "Service")
+    kinds = {*world.backend.kinds, "Job", "PersistentVolumeClaim", "Service"}
     objects = {
         kind: sorted(item["metadata"]["name"] for item in world.api.list(kind, world.namespace))
         for kind in kinds
     }
-    objects["Pod"] = [pod for pod in objects["Pod"] if "prepare" not in pod]
+    objects["Pod"] = sorted(place for place in world.places() if "prepare" not in place)
     environment = state.environment | {"MEGATRON_RUN_ID": ""}
     parts = {f"status.{part}": value for part, value in status.items()}
     return parts | {"objects": objects, "args": state.arguments, "env": environment}
@@ -166,8 +166,8 @@ def test_an_unchanged_recipe_costs_no_write_at_a_restart(world: World) -> None:
     world.wait_for("suspended", phase="Suspended")
     world.apply("done")
     world.wait_for("done", pods=2)
-    for pod in ("done-worker-0", "done-master-0"):
-        world.terminate(pod, 0, '{"reason": "Completed", "iteration": 200}', "Completed")
+    for place in ("done-worker-0", "done-master-0"):
+        world.terminate(place, 0, '{"reason": "Completed", "iteration": 200}', "Completed")
     world.wait_for("done", phase="Succeeded")
     world.operator.stop()
     world.gateway.reset()

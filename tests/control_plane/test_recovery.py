@@ -43,7 +43,7 @@ def test_out_of_memory_is_reported_as_such(world: World) -> None:
 
 
 def test_a_worker_that_exits_early_with_code_0_is_replaced(world: World) -> None:
-    """The training-operator treats it as completed."""
+    """Its controller treats it as completed."""
     world.apply("run")
     before = world.train("run", 60, checkpoint=50)
     world.terminate("run-worker-0", 0)
@@ -55,7 +55,7 @@ def test_a_worker_that_exits_early_with_code_0_is_replaced(world: World) -> None
 
 
 def test_a_master_that_exits_early_with_code_0_is_no_success(world: World) -> None:
-    """The training-operator treats the whole job as completed; the operator re-creates the job."""
+    """Its controller treats the whole job as completed; the operator re-creates the job."""
     world.apply("run")
     before = world.train("run", 60, checkpoint=50)
     world.terminate("run-master-0", 0)
@@ -130,12 +130,13 @@ def resume_without_cost(world: World) -> dict[str, Any]:
 def test_a_drained_pod_moves_and_costs_no_budget(world: World) -> None:
     world.apply("run")
     before = world.train("run", 60, checkpoint=50)
+    pod = world.pod_name("run-worker-0")
     eviction = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
-        "metadata": {"name": "run-worker-0", "namespace": world.namespace},
+        "metadata": {"name": pod, "namespace": world.namespace},
     }
-    world.api.request("POST", world.api.path("Pod", world.namespace, "run-worker-0") + "/eviction", eviction)
+    world.api.request("POST", world.api.path("Pod", world.namespace, pod) + "/eviction", eviction)
     world.wait_for("run", without=[before.uid_of("worker-0")], conditions={"Recovering": "PodsReplaced"})
     recovery = resume_without_cost(world)
     assert "nodeFailures" not in recovery

@@ -56,7 +56,7 @@ def test_a_run_whose_rack_lost_a_node_continues_from_its_checkpoint_in_another_r
     lost = before.node_of("worker-0")
     nodes.cordon(lost)
     world.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
-    world.api.delete("Pod", world.namespace, "run-worker-0", gracePeriodSeconds=0)
+    world.delete_pod("run-worker-0")
     world.wait_for("run", conditions={"Running": "Unschedulable"})
     world.patch_status("run", recovery={"waitingSince": timestamp(time.time() - DOMAIN_PATIENCE)})
     world.wait_for_events("DomainChanged", contains="has had no room for all 2 for")

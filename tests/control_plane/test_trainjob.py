@@ -20,9 +20,14 @@ from tests.control_plane.pod_per_job import (
     backend_setter,
     operator_of,
 )
+from tests.control_plane.run_backend import RUN_BACKENDS
 from tests.control_plane.world import World
 from tests.unit.manifests.conftest import Run
 from tests.unit.manifests.test_golden import RECIPES
+
+pytestmark = pytest.mark.job_backends(
+    "pytorchjob", reason="starts its own controllers beside the training-operator: make test-trainjob"
+)
 
 ALL_KINDS = {"jobSets": True, "trainJobs": True}
 
@@ -30,8 +35,7 @@ ALL_KINDS = {"jobSets": True, "trainJobs": True}
 class TrainJobWorld(PodPerJobWorld):
     """A world with training jobs of kind TrainJob."""
 
-    job_kind = "TrainJob"
-    backend = "trainjob"
+    backend = RUN_BACKENDS["trainjob"]
 
     def jobset(self, name: str) -> Object:
         """The JobSet that Trainer has made for a TrainJob."""
@@ -41,13 +45,12 @@ class TrainJobWorld(PodPerJobWorld):
 class JobSetWorld(PodPerJobWorld):
     """The same runs while their training jobs are JobSets of the operator's own."""
 
-    job_kind = "JobSet"
-    backend = "jobset"
+    backend = RUN_BACKENDS["jobset"]
 
 
 @pytest.fixture(scope="module")
 def operator_process(
-    cluster: Cluster, api: Api, install: Callable[[str, Object], str], operator_process: OperatorProcess
+    cluster: Cluster, install: Callable[[str, Object], str], operator_process: OperatorProcess
 ) -> Iterator[OperatorProcess]:
     """An operator that handles all kinds, on a platform with `jobBackend: trainjob`; all controllers run.
 
@@ -55,7 +58,7 @@ def operator_process(
     """
     with (
         cluster.train_jobs(),
-        operator_of("trainjob", "--trainjobs", api, install, operator_process) as process,
+        operator_of(RUN_BACKENDS["trainjob"], install, operator_process) as process,
     ):
         yield process
 
@@ -109,7 +112,7 @@ def test_a_job_that_replaces_a_complete_one_is_not_taken_for_complete(runs: Trai
     runs.apply("run")
     before = runs.train("run", 60, checkpoint=50)
     for place in ("worker-0", "master-0"):
-        runs.terminate(runs.pod_name("run", place), 0, COMPLETED, "Completed")
+        runs.terminate(f"run-{place}", 0, COMPLETED, "Completed")
     runs.wait_for("run", phase="Succeeded")
     runs.edit("run", training={"trainIters": 400})
     state = runs.wait_for("run", pods=2, job=True, without=[*before.pod_uids, before.job_uid])
@@ -145,13 +148,13 @@ def test_a_run_moves_between_a_trainjob_and_a_jobset_of_the_same_name(
     def move(to: PodPerJobWorld, before: list[str | None]) -> list[str | None]:
         runs.edit("run", suspend=True)
         runs.wait_for("run", phase="Suspended", job=False, pods=0)
-        choose(to.backend, **ALL_KINDS)
+        choose(to.backend.name, **ALL_KINDS)
         runs.edit("run", suspend=False)
         state = to.wait_for("run", pods=2, job=True, without=before)
         assert state.status["job"]["kind"] == to.job_kind
         return [*state.pod_uids, state.job_uid]
 
-    operator = runs.operator.with_options("--jobsets")
+    operator = runs.operator.with_options(*RUN_BACKENDS["jobset"].operator_options)
     on_jobset = JobSetWorld(runs.api, runs.namespace, operator, runs.gateway, runs.trainers)
     runs.apply("run")
     state = runs.train("run", 60, checkpoint=50)

@@ -16,6 +16,7 @@ from megatron_operator.api.labels import API_VERSION
 from testkit.api_server import Api, Object
 from testkit.chart_installation import CHART, chart_objects, install_chart
 from testkit.kubectl import ROOT
+from testkit.last_release import VERSION
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
@@ -25,6 +26,7 @@ from tests.control_plane.pod_per_job import COMPLETED, QUEUE
 from tests.control_plane.world import World
 
 VALUES: Object = {"platform": PLATFORM}
+pytestmark = pytest.mark.job_backends("pytorchjob", reason=f"release {VERSION} creates PyTorchJobs alone")
 
 
 class Versions:
@@ -172,8 +174,8 @@ def test_an_upgrade_and_a_rollback_start_nothing_that_waits_or_has_ended(
     world = with_release
     world.apply("done")
     world.train("done", 200, checkpoint=200)
-    for pod in ("done-worker-0", "done-master-0"):
-        world.terminate(pod, 0, COMPLETED, "Completed")
+    for place in ("done-worker-0", "done-master-0"):
+        world.terminate(place, 0, COMPLETED, "Completed")
     job = world.wait_for("done", phase="Succeeded").job_uid
     world.apply("suspended", suspend=True)
     world.wait_for("suspended", phase="Suspended")

@@ -3,23 +3,28 @@
 There is deliberately no method that reads a part of the status: see testkit.run_state.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from megatron_operator.api.labels import STORED_API_VERSION
+from megatron_operator.api.times import timestamp
+from megatron_operator.manifests.job_backends import stable_name
 
 from testkit.api_server import Api, Object
 from testkit.fake_trainers import FakeProgressServer, terminate_container
 from testkit.operator_process import OperatorProcess
-from testkit.run_state import PYTORCHJOB, Expected, RunState, wait_for_run
+from testkit.run_state import Expected, RunState, wait_for_run
 from testkit.waiting import DEADLINE, wait_until
 from tests.control_plane.gateway import Gateway
+from tests.control_plane.run_backend import CHOSEN
 
 
 class World:
-    """What a test acts on."""
+    """What a test acts on. It names pods by their places, such as `run-worker-0`."""
 
-    job_kind = PYTORCHJOB
+    backend = CHOSEN
+    """Of the runs."""
 
     def __init__(
         self,
@@ -34,6 +39,11 @@ class World:
         self.operator = operator
         self.gateway = gateway
         self.trainers = trainers
+
+    @property
+    def job_kind(self) -> str:
+        """Kind of the training jobs."""
+        return self.backend.kind
 
     def apply(self, name: str, *, api_version: str = STORED_API_VERSION, **changes: Any) -> Object:
         """Apply a recipe of two pods with two simulated GPUs each; `changes` replace sections of its spec.
@@ -74,8 +84,8 @@ class World:
 
     def report(self, name: str, pods: int = 2, **report: Any) -> None:
         """Set the progress report of all pods of a run."""
-        for pod in [f"{name}-master-0", *(f"{name}-worker-{i}" for i in range(pods - 1))]:
-            self.trainers.set_report(self.namespace, pod, **report)
+        for place in [f"{name}-master-0", *(f"{name}-worker-{i}" for i in range(pods - 1))]:
+            self.trainers.set_report(self.namespace, place, **report)
 
     def train(
         self,
@@ -103,9 +113,21 @@ class World:
             status["recovery"] = recovery
         return self.wait_for(name, phase="Training", pods=pods, status=status, conditions=conditions or {})
 
-    def terminate(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
-        """Let a pod's container exit with `code` and a termination message."""
-        terminate_container(self.api, self.namespace, pod, code, message, reason)
+    def pod_name(self, place: str) -> str:
+        """The name of the pod at a place, once there is one."""
+        return wait_until(f"a pod at {place}", lambda: self.backend.pod_at(self.api, self.namespace, place))
+
+    def delete_pod(self, place: str) -> None:
+        """Delete a pod without a grace period."""
+        self.api.delete("Pod", self.namespace, self.pod_name(place), gracePeriodSeconds=0)
+
+    def terminate(self, place: str, code: int, message: str = "", reason: str = "Error") -> None:
+        """Let a pod's container exit now with `code` and a termination message.
+
+        A batch Job measures its back-off from that time.
+        """
+        pod, now = self.pod_name(place), timestamp(time.time())
+        terminate_container(self.api, self.namespace, pod, code, message, reason, now)
 
     def job_exists(self, name: str) -> bool:
         """Whether there is a training job of this name."""
@@ -120,6 +142,10 @@ class World:
             return events if matching == set(reasons) else None
 
         return wait_until(f"Events {', '.join(reasons)} {contains}", found)
+
+    def places(self) -> set[str]:
+        """Places of all pods in the namespace."""
+        return {stable_name(pod) for pod in self.api.list("Pod", self.namespace)}
 
     def wait_for_only(self, kind: str, *names: str) -> None:
         """Wait until the objects of a kind in the namespace are exactly `names`."""
