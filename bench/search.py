@@ -24,7 +24,7 @@ from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.catalog import PublishedLayout
-from megatron_operator.planner.checks.lint import EXPERT_OVERLAP
+from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.step_time import step_time
 from megatron_operator.planner.estimate.workload import Workload

@@ -27,7 +27,7 @@ from megatron_operator.planner.estimate.parameters import parameters
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from testkit.fine_tuned import CASES, IMAGE_CASES  # noqa: E402  # found below ROOT
+from testkit.fine_tuned import CASES, FROZEN_CASES, IMAGE_CASES  # noqa: E402  # found below ROOT
 from testkit.pretrained import CASES as PRETRAINED  # noqa: E402
 
 DIRECTORY = ROOT / "docs" / "catalog"
@@ -102,12 +102,14 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
 
 _COLUMNS = """*Called*: functions that were called in Megatron-Bridge 0.6.2 and returned the settings of
 the catalog, of all that the recipe has. *Settings*: all that the operator renders was set in what they return
-(`make test`). *Trained*: a model of two layers (Gemma 4, GLM-5.2, K-EXAONE, Qwen3-Next, Qwen3.5: four,
-Gemma 3 and Nemotron: six) of this architecture was trained for two steps in this mode, with the
+(`make test`). *Trained*: a model of two layers (EXAONE 4.5, Gemma 4, GLM-5.2, K-EXAONE, MiniMax-M3,
+Qwen3-Next, Qwen3.5: four, Gemma 3 and Nemotron: six) of this architecture was trained for two steps in this
+mode, with the
 settings that the operator renders, on two CPU ranks (`make bridge-training`). For SFT and LoRA transformers
 made it, and it was
 imported; models that read images saw some. Pretraining began with Bridge's
-random weights, and read real text. Its layers were Megatron's own instead of Transformer Engine's. On a GPU
+random weights, and read real text, except that of a projector, which began as SFT does. Layers were
+Megatron's own instead of Transformer Engine's. On a GPU
 llama3.2-1b-lora alone was run ([hardware](../hardware.md))."""
 
 
@@ -125,11 +127,11 @@ def _bridge_page(entries: list[Entry]) -> str:
     of_bridge = [entry for entry in entries if entry.engine == "bridge"]
     reasons: dict[str, Any] = yaml.safe_load(NOT_CALLABLE.read_text())
     not_callable = {name for group in reasons.values() for name in group["functions"]}
-    ran_here = [case.recipe for case in (*CASES, *IMAGE_CASES, *PRETRAINED)]
+    ran_here = [case.recipe for case in (*CASES, *IMAGE_CASES, *FROZEN_CASES, *PRETRAINED)]
     trained = {(name, _architecture(catalog.load().get(name))) for name in ran_here}
     rows = []
     for entry in of_bridge:
-        of_release = [x for x in entry.layouts if x.function and not x.later]
+        of_release = [x for x in entry.layouts if x.function and (x.own or not x.later)]
         called = [x for x in of_release if x.function not in not_callable]
         kinds = {kind for name, kind in trained if catalog.load().get(name).modes == entry.modes}
         ran = f"{len(called)} of {len(entry.layouts)}" if entry.layouts else "no function"

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatron_operator.api.fine_tuning import ModelPart
+
 from testkit.weights.families import OLMOE_OF_BRIDGE, VOCABULARY
 from testkit.weights.hybrid import HYBRID_OF_BRIDGE
 
@@ -50,6 +52,8 @@ CASES = (
     Case("gemma3-1b-lora", "Gemma 3", _TP),
     Case("glm4.5-air-sft", "GLM-4.5 without MTP", _EP_ONLY),
     Case("glm4.5-air-lora", "GLM-4.5 without MTP", _EP_ONLY),
+    Case("glm5.1-sft", "GLM-5", _EP_ONLY),
+    Case("glm5.1-sft", "GLM-5", _CP),
     Case("glm5.2-sft", "GLM-5.2", _EP_ONLY),
     Case("glm5.2-sft", "GLM-5.2", _CP),
     Case("glm5.2-lora", "GLM-5.2", _CP),
@@ -59,6 +63,8 @@ CASES = (
     Case("exaone4-1.2b-lora", "EXAONE 4.0", _TP),
     Case("k-exaone-236b-a23b-sft", "K-EXAONE", _EP_ONLY),
     Case("k-exaone-236b-a23b-lora", "K-EXAONE", _EP_ONLY),
+    Case("k-exaone2-750b-a37b-sft", "K-EXAONE 2.0", _EP_ONLY),
+    Case("k-exaone2-750b-a37b-lora", "K-EXAONE 2.0", _EP_ONLY),
     Case("olmoe-7b-sft", "OLMoE", _EP_ONLY, _OLMOE),
     Case("olmoe-7b-lora", "OLMoE", _EP_ONLY, _OLMOE),
     Case("moonlight-16b-a3b-sft", "Moonlight", _EP_ONLY),
@@ -114,5 +120,46 @@ IMAGE_CASES = (
     Case("glm4.5v-106b-sft", "GLM-4.5V", _PP),
     Case("glm4.5v-106b-lora", "GLM-4.5V", _EP_ONLY),
     Case("glm4.5v-106b-lora", "GLM-4.5V", _PP),
+    Case("minimax-m3-sft", "MiniMax-M3", _EP_ONLY),
+    Case("minimax-m3-sft", "MiniMax-M3", _PP_ONLY),
+    Case("exaone4.5-vl-33b-sft", "EXAONE 4.5 VL", _TP),
+    Case("exaone4.5-vl-33b-sft", "EXAONE 4.5 VL", _PP_ONLY),
+    Case("exaone4.5-vl-33b-lora", "EXAONE 4.5 VL", _TP),
+    Case("exaone4.5-vl-33b-lora", "EXAONE 4.5 VL", _PP_ONLY),
 )
 """Of testkit.image_models, on images and text."""
+SOUND_CASES = (
+    Case("qwen2-audio-7b-sft", "Qwen2-Audio", _TP),
+    Case("qwen2-audio-7b-sft", "Qwen2-Audio", _PP),
+    Case("qwen2-audio-7b-lora", "Qwen2-Audio", _TP),
+    Case("qwen2-audio-7b-lora", "Qwen2-Audio", _PP),
+)
+"""Of testkit.sound_models, on sound and text."""
+
+
+@dataclass(frozen=True)
+class FrozenCase(Case):
+    """A recipe on images and text of which parts are frozen: those of its function, or `freeze`."""
+
+    freeze: tuple[ModelPart, ...] | None = None
+
+
+FROZEN_CASES = (
+    FrozenCase("qwen3-vl-8b", "Qwen3-VL", _TP),
+    FrozenCase("qwen3-vl-8b", "Qwen3-VL", _PP),
+    FrozenCase("qwen3-vl-30b-a3b", "Qwen3-VL-MoE", _EP_ONLY),
+    FrozenCase("qwen3-vl-30b-a3b", "Qwen3-VL-MoE", _PP),
+    FrozenCase("qwen3.5-vl-9b", "Qwen3.5-VL", _TP),
+    FrozenCase("qwen3.5-vl-9b", "Qwen3.5-VL", _PP),
+    FrozenCase("qwen3.5-vl-35b-a3b", "Qwen3.5-VL-MoE", _EP_ONLY),
+    FrozenCase("qwen3.5-vl-35b-a3b", "Qwen3.5-VL-MoE", _PP_ONLY),
+    FrozenCase("qwen3-vl-8b", "Qwen3-VL", _TP, freeze=("language",)),
+    FrozenCase("qwen3-vl-8b-sft", "Qwen3-VL", _TP, freeze=("vision",)),
+    FrozenCase("qwen2.5-vl-3b-sft", "Qwen2.5-VL", _TP, freeze=("language", "vision")),
+    FrozenCase("ministral3-8b-sft", "Ministral 3", _TP, freeze=("vision",)),
+    FrozenCase("gemma3-vl-4b-sft", "Gemma 3 VL", _TP, freeze=("language", "vision")),
+    FrozenCase("gemma4-vl-26b-sft", "Gemma 4 VL", _EP_ONLY, freeze=("language", "vision")),
+    FrozenCase("glm4.5v-106b-sft", "GLM-4.5V", _EP_ONLY, freeze=("vision",)),
+    FrozenCase("exaone4.5-vl-33b-sft", "EXAONE 4.5 VL", _TP, freeze=("language", "vision")),
+)
+"""Of testkit.image_models, on images and text, by SFT or, where `freeze` is None, of the projector alone."""

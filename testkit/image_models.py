@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from testkit import image_text
+from testkit.exaone_minimax import write_exaone45, write_minimax_m3
 from testkit.image_text import CHATML, VOCABULARY
-from testkit.weights.families import disturb_vectors
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, write_prediction
 
 
@@ -98,7 +98,9 @@ def _write_qwen(
     images = transformers.Qwen2VLImageProcessor(patch_size=16)
     videos = transformers.Qwen3VLVideoProcessor()
     processor = transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHATML)
-    return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, processor, folder, dtype)
+    return image_text.save_model(
+        getattr(transformers, f"{kind}ForConditionalGeneration"), config, processor, folder, dtype
+    )
 
 
 def write_ministral3(folder: Path, dtype: str = "bfloat16", *, tied: bool = False) -> Any:
@@ -132,7 +134,9 @@ def write_ministral3(folder: Path, dtype: str = "bfloat16", *, tied: bool = Fals
         spatial_merge_size=2,
         chat_template=_MISTRAL,
     )
-    return _save(transformers.Mistral3ForConditionalGeneration, config, processor, folder, dtype)
+    return image_text.save_model(
+        transformers.Mistral3ForConditionalGeneration, config, processor, folder, dtype
+    )
 
 
 def write_gemma3(folder: Path, dtype: str = "bfloat16") -> Any:
@@ -171,7 +175,9 @@ def write_gemma3(folder: Path, dtype: str = "bfloat16") -> Any:
     )
     images = transformers.Gemma3ImageProcessor(size={"height": 112, "width": 112})
     processor = transformers.Gemma3Processor(images, tokenizer, chat_template=_GEMMA, image_seq_length=16)
-    return _save(transformers.Gemma3ForConditionalGeneration, config, processor, folder, dtype)
+    return image_text.save_model(
+        transformers.Gemma3ForConditionalGeneration, config, processor, folder, dtype
+    )
 
 
 def write_gemma4(folder: Path, dtype: str = "bfloat16") -> Any:
@@ -220,7 +226,9 @@ def write_gemma4(folder: Path, dtype: str = "bfloat16") -> Any:
         chat_template=_GEMMA4,
         image_seq_length=70,
     )
-    return _save(transformers.Gemma4ForConditionalGeneration, config, processor, folder, dtype)
+    return image_text.save_model(
+        transformers.Gemma4ForConditionalGeneration, config, processor, folder, dtype
+    )
 
 
 def write_glm45v(folder: Path, dtype: str = "bfloat16") -> Any:
@@ -258,25 +266,9 @@ def write_glm45v(folder: Path, dtype: str = "bfloat16") -> Any:
         transformers.Glm4vVideoProcessor(),
         chat_template=_GLM,
     )
-    return _save(transformers.Glm4vMoeForConditionalGeneration, config, processor, folder, dtype)
-
-
-def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> Any:
-    """Write a random model of a class of transformers, and its processor. Returns the model."""
-    import torch
-
-    torch.manual_seed(0)
-    model = kind._from_config(config, attn_implementation="eager")
-    disturb_vectors(model)
-    with torch.no_grad():
-        # transformers starts the projector of Gemma 3 with zeros.
-        for value in model.parameters():
-            if not value.any():
-                value.normal_(std=0.1)
-    model = model.to(getattr(torch, dtype)).eval()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return model
+    return image_text.save_model(
+        transformers.Glm4vMoeForConditionalGeneration, config, processor, folder, dtype
+    )
 
 
 _OF_MISTRAL = ("<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -353,6 +345,8 @@ FAMILIES = {
         ImageFamily("Gemma 4 VL", "Gemma4ForConditionalGeneration", write_gemma4, "<turn|>\n"),
         # Bridge leaves out what ends an answer.
         ImageFamily("GLM-4.5V", "Glm4vMoeForConditionalGeneration", write_glm45v, ""),
+        ImageFamily("MiniMax-M3", "MiniMaxM3SparseForConditionalGeneration", write_minimax_m3, "[e~["),
+        ImageFamily("EXAONE 4.5 VL", "Exaone4_5_ForConditionalGeneration", write_exaone45, "<|endofturn|>"),
     )
 }
 """By name."""

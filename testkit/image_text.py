@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from testkit.weights.families import disturb_vectors
+
 COLOURS = {
     "red": (200, 30, 30),
     "green": (30, 200, 30),
@@ -111,6 +113,24 @@ def write_model(folder: Path, dtype: str = "bfloat16") -> Any:
         transformers.Qwen2VLVideoProcessor(),
         chat_template=CHATML,
     )
+    processor.save_pretrained(folder)
+    return model
+
+
+def save_model(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> Any:
+    """Write a random model of a class of transformers, and its processor. Returns the model."""
+    import torch
+
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation="eager")
+    disturb_vectors(model)
+    with torch.no_grad():
+        # transformers starts the projector of Gemma 3 with zeros.
+        for value in model.parameters():
+            if not value.any():
+                value.normal_(std=0.1)
+    model = model.to(getattr(torch, dtype)).eval()
+    model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return model
 

@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testkit.exaone_minimax import MINIMAX_M3
+from testkit.weights.falcon import FALCON_H1
 from testkit.weights.families import (
     BASE,
     EXPERTS,
     GEMMA,
     GLM5_SHARED,
     HEADS,
+    K_EXAONE_2,
     LATENT,
+    MINIMAX_M2,
     OLMOE_OF_BRIDGE,
     ROUTED,
 )
@@ -66,6 +70,8 @@ _GEMMA4 = {
     "text_config": {**_GEMMA4_TEXT, "vocab_size": 2048, "vocab_size_per_layer_input": 2048},
     **{"vision_config": None, "audio_config": None},
 }
+# Of the text, with a tower of transformers' own sizes, which the function leaves out.
+_MINIMAX_M3 = {"text_config": MINIMAX_M3}
 _GEMMA3 = {
     **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 128},
     **{"model.num_attention_heads": 4, "model.kv_channels": 16, "model.window_size": 16},
@@ -127,5 +133,16 @@ CASES = (
         with_text(QWEN3_5_MOE),
     ),
     PretrainingCase("olmoe-7b", "OlmoeForCausalLM", _EP, overrides=OLMOE_OF_BRIDGE),
+    PretrainingCase("falcon-h1-34b", "FalconH1ForCausalLM", _TP_ONLY, "FalconH1Config", FALCON_H1),
+    PretrainingCase("falcon-h1-7b", "FalconH1ForCausalLM", _PP_ONLY, "FalconH1Config", FALCON_H1),
+    PretrainingCase("minimax-m2", "MiniMaxM2ForCausalLM", _EP, "MiniMaxM2Config", MINIMAX_M2),
+    PretrainingCase("minimax-m2", "MiniMaxM2ForCausalLM", _PP_ONLY, "MiniMaxM2Config", MINIMAX_M2),
+    PretrainingCase(
+        "minimax-m3", "MiniMaxM3SparseForConditionalGeneration", _EP, "MiniMaxM3VLConfig", _MINIMAX_M3
+    ),
+    PretrainingCase(
+        "minimax-m3", "MiniMaxM3SparseForConditionalGeneration", _PP_ONLY, "MiniMaxM3VLConfig", _MINIMAX_M3
+    ),
+    PretrainingCase("k-exaone2-750b-a37b", "ExaoneMoEForCausalLM", _EP, "ExaoneMoeConfig", K_EXAONE_2),
 )
 """Each architecture that the operator pretrains by Megatron-Bridge."""

@@ -13,6 +13,8 @@ CHATS: Final = "dataset.chats"
 """true: the lines of `dataset.dataset_root` are chats; false: questions (`input`) and answers (`output`)."""
 IMAGE_TEXT: Final = "dataset.image_text"
 """true: `dataset.dataset_root` has prepared samples of images and text; with MOCK_DATA images are random."""
+SOUND_TEXT: Final = "dataset.sound_text"
+"""true: as IMAGE_TEXT, of sound and text."""
 MODEL_FOLDER: Final = "hub.path"
 """Folder with config.json and tokenizer of the model, read wherever the function names a model of the hub."""
 NULL_TOKENIZER: Final = "NullTokenizer"
@@ -27,8 +29,8 @@ PEFT_SCHEME: Final = "peft.scheme"
 class BridgeRun:
     """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
 
-    CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER and PEFT_SCHEME are not in a ConfigContainer;
-    the trainer reads them.
+    CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME and SOUND_TEXT are not in a
+    ConfigContainer; the trainer reads them.
     """
 
     function: str

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from testkit.weights.falcon import FALCON_H1
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, write_prediction
 from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_5_LIGHTNING, NEMOTRON_3_SUPER, NEMOTRON_H
 
@@ -48,6 +49,8 @@ LATENT = {
     "v_head_dim": 16,
 }
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MINIMAX_M2: dict[str, Any] = {**BASE, **HEADS, **_LOCAL_EXPERTS, "intermediate_size": 32, "rotary_dim": 8}
+"""A part of each head is rotated, as in the published model."""
 _ERNIE = {
     "moe_num_experts": 4,
     "moe_k": 2,
@@ -127,6 +130,8 @@ _K_EXAONE = {
     },
     **{"sliding_window": 16, "sliding_window_pattern": 4, "routed_scaling_factor": 2.5},
 }
+K_EXAONE_2: dict[str, Any] = {**_K_EXAONE, "first_k_dense_replace": 2, "num_nextn_predict_layers": 1}
+"""K-EXAONE with a second dense layer."""
 _OLMOE = {**BASE, **EXPERTS, "num_key_value_heads": 4, "intermediate_size": 32}
 _SHARED = {**BASE, **EXPERTS, "shared_expert_intermediate_size": 32}
 
@@ -145,9 +150,12 @@ FAMILIES = (
     Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
     Family("GLM-4.5", "Glm4Moe", {**_GLM, "num_nextn_predict_layers": 1}, predicts=True),
     Family("GLM-5 without MTP", "GlmMoeDsa", _GLM5),
+    Family("GLM-5", "GlmMoeDsa", {**_GLM5, "num_nextn_predict_layers": 1}, predicts=True),
     Family("GLM-5.2", "GlmMoeDsa", GLM5_SHARED, predicts=True),
     Family("ERNIE-4.5 MoE", "Ernie4_5_Moe", {**BASE, **_ERNIE}),
-    Family("MiniMax-M2", "MiniMaxM2", {**BASE, **HEADS, **_LOCAL_EXPERTS}),
+    Family("MiniMax-M2", "MiniMaxM2", MINIMAX_M2),
+    Family("Falcon-H1", "FalconH1", FALCON_H1),
+    Family("Falcon-H1 without a norm of the mixer", "FalconH1", {**FALCON_H1, "mamba_rms_norm": False}),
     Family("Nemotron", "Nemotron", {**BASE, **HEADS}),
     Family("EXAONE 4.0", "Exaone4", _EXAONE),
     Family("K-EXAONE without MTP", "ExaoneMoe", _K_EXAONE, published_as=_AS_PUBLISHED),
@@ -158,6 +166,7 @@ FAMILIES = (
         predicts=True,
         published_as=_AS_PUBLISHED,
     ),
+    Family("K-EXAONE 2.0", "ExaoneMoe", K_EXAONE_2, predicts=True, published_as=_AS_PUBLISHED),
     Family("OLMoE", "Olmoe", _OLMOE),
     Family("Gemma", "Gemma", {**BASE, **HEADS}),
     Family("Gemma 2", "Gemma2", GEMMA),
@@ -242,21 +251,28 @@ def _write_prediction(family: Family, folder: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def _write_exaone_prediction(family: Family, folder: Path) -> None:
-    """Add a random layer of multi-token prediction to the file, by the names of LGAI-EXAONE's K-EXAONE."""
+def _write_exaone_prediction(_: Family, folder: Path) -> None:
+    write_exaone_prediction(folder / "model.safetensors")
+
+
+def write_exaone_prediction(file: Path, text: str = "model.") -> None:
+    """Add a random layer of multi-token prediction to the file, by the names of LGAI-EXAONE's K-EXAONE.
+
+    `text`: what names of the language model's tensors begin with.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
-    file, before = folder / "model.safetensors", "model.layers.0."
+    before, final = f"{text}layers.0.", f"{text}norm.weight"
     tensors, generator = load_file(file), torch.Generator().manual_seed(2)
     # Its layer is a dense one, as the first of the model is.
     shapes = {
         f"mtp.layers.0.{name[len(before) :]}": tensors[name] for name in tensors if name.startswith(before)
     }
     norms = ("mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding")
-    shapes |= {f"{name}.weight": tensors["model.norm.weight"] for name in norms}
-    width = family.sizes["hidden_size"]
-    shapes["mtp.fc.weight"] = tensors["model.norm.weight"].new_empty(width, 2 * width)
+    shapes |= {f"{name}.weight": tensors[final] for name in norms}
+    width = len(tensors[final])
+    shapes["mtp.fc.weight"] = tensors[final].new_empty(width, 2 * width)
     for name, like in shapes.items():
         drawn = torch.randn(like.shape, generator=generator)
         tensors[name] = (0.02 * drawn if like.dim() > 1 else 1 + 0.05 * drawn).to(like.dtype)

@@ -42,7 +42,7 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
     import transformers
     from megatron_trainer.bridge import image_text as samples
     from megatron_trainer.data.image_text import to_messages
-    from megatron_trainer.weights import adapters, checkpoint, conversion, cpu_model, huggingface_folder
+    from megatron_trainer.weights import cpu_model
 
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -57,17 +57,8 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
     values = batch["visual_inputs"].normalized_for_model()
     pixels = {key: value for key, value in values.items() if key in _PIXELS}
     pixels["pixel_values"] = pixels["pixel_values"].float()
-    read = huggingface_folder.read(base, "--base", weights=True)
     with cpu_model.one_process(), torch.no_grad():
-        bridge = cpu_model.make_bridge(read)
-        megatron = cpu_model.make_model(bridge, "float32")
-        if adapters.present(directory):
-            weights = conversion.weights_of(bridge, megatron, read)
-            for name, tensor in checkpoint.tensors(megatron):
-                tensor.copy_(weights(name))
-            adapters.load(megatron, directory)
-        else:
-            checkpoint.load(directory, megatron)
+        megatron = loaded(base, directory)
         inputs = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
         if _KINDS in values and _KINDS in inspect.signature(megatron.forward).parameters:
             inputs[_KINDS] = values[_KINDS]
@@ -79,6 +70,26 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
         "largest": float(expected.abs().max()),
         "of other pictures": float((found - others).abs().max()),
     }
+
+
+def loaded(base: Path, directory: Path) -> Any:
+    """Return Megatron's model of a checkpoint in float32, or of adapters beside the weights of `base`.
+
+    Call it in cpu_model.one_process, without gradients.
+    """
+    from megatron_trainer.weights import adapters, checkpoint, conversion, cpu_model, huggingface_folder
+
+    read = huggingface_folder.read(base, "--base", weights=True)
+    bridge = cpu_model.make_bridge(read)
+    megatron = cpu_model.make_model(bridge, "float32")
+    if adapters.present(directory):
+        weights = conversion.weights_of(bridge, megatron, read)
+        for name, tensor in checkpoint.tensors(megatron):
+            tensor.copy_(weights(name))
+        adapters.load(megatron, directory)
+    else:
+        checkpoint.load(directory, megatron)
+    return megatron
 
 
 def _kinds(model: Any, batch: dict[str, Any]) -> dict[str, Any]:

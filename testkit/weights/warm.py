@@ -51,15 +51,29 @@ class WarmConverter:
 
     def prove_images(self, name: str, folder: Path) -> dict[str, Any]:
         """Prove a family that reads images, as image_proof.prove does."""
-        result = folder / "images.json"
-        ended = self._request("images", [name, str(folder), str(result)], folder / "log")
+        return self._prove("images", name, folder)
+
+    def prove_sound(self, name: str, folder: Path) -> dict[str, Any]:
+        """Prove a family that takes sound, as sound_proof.prove does."""
+        return self._prove("sound", name, folder)
+
+    def _prove(self, kind: str, name: str, folder: Path) -> dict[str, Any]:
+        result = folder / "proof.json"
+        ended = self._request(kind, [name, str(folder), str(result)], folder / "log")
         assert ended.code == 0, ended.output[-2000:]
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
     def prove_image_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
         """Compare what a run trained on images with its export, as image_proof.prove_run does."""
-        argv = [str(path) for path in (run, base, exported, result)]
-        ended = self._request("image run", argv, result.with_suffix(".log"))
+        return self._prove_run("image run", run, base, exported, result)
+
+    def prove_sound_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
+        """Compare what a run trained on sound with its export, as sound_proof.prove_run does."""
+        return self._prove_run("sound run", run, base, exported, result)
+
+    def _prove_run(self, kind: str, *paths: Path) -> dict[str, Any]:
+        result = paths[-1]
+        ended = self._request(kind, [str(path) for path in paths], result.with_suffix(".log"))
         assert ended.code == 0, ended.output[-2000:]
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
@@ -144,6 +158,20 @@ def _prove_image_run(argv: list[str]) -> None:
     result.write_text(json.dumps(prove_run(run, base, exported)))
 
 
+def _prove_sound(argv: list[str]) -> None:
+    from testkit.weights.sound_proof import prove
+
+    name, folder, result = argv
+    Path(result).write_text(json.dumps(prove(name, Path(folder))))
+
+
+def _prove_sound_run(argv: list[str]) -> None:
+    from testkit.weights.sound_proof import prove_run
+
+    run, base, exported, result = map(Path, argv)
+    result.write_text(json.dumps(prove_run(run, base, exported)))
+
+
 def _prove_written(argv: list[str]) -> None:
     from testkit.weights.proof import prove_written
 
@@ -192,6 +220,8 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "padded": _prove_padded,
     "images": _prove_images,
     "image run": _prove_image_run,
+    "sound": _prove_sound,
+    "sound run": _prove_sound_run,
     "written": _prove_written,
     "peak": _peak,
     "logits": _compare_logits,

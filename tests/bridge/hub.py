@@ -28,6 +28,8 @@ CLASSES = (
     (r"GLM-5", "GlmMoeDsaConfig", "GlmMoeDsaForCausalLM"),
     (r"gpt-oss", "GptOssConfig", "GptOssForCausalLM"),
     (r"[Ll]lama", "LlamaConfig", "LlamaForCausalLM"),
+    (r"Falcon-H1", "FalconH1Config", "FalconH1ForCausalLM"),
+    (r"MiniMax-M2", "MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
     (r"MiniMax-M3", "MiniMaxM3VLConfig", "MiniMaxM3SparseForConditionalGeneration"),
     (r"Ministral-3", "Mistral3Config", "Mistral3ForConditionalGeneration"),
     (r"Nemotron-Nano-12B-v2-VL", "PreTrainedConfig", "NemotronH_Nano_VL_V2"),

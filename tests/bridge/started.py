@@ -42,11 +42,11 @@ TO_PRETRAIN: dict[str, Any] = {"trainSamples": 640_000_000}
 """The length of a run that pretrains, or reads images: warm-ups of the functions end within it."""
 NOT_OF_WHOLE_LAYERS = {"overlap-moe-expert-parallel-comm", "cuda-graph-impl"}
 """What Megatron refuses where whole layers are computed again."""
-LEAST = {"nemotron3-ultra-550b-a55b": 256}
-"""H100s without which a model does not fit, where the planner's estimate rejects the function's layout."""
+LEAST = {"nemotron3-ultra-550b-a55b": 256, "qwen3-32b-lora": 2}
+"""H100s without which a model does not fit with every setting, whose recomputation is of one layer alone."""
 WARMED_UP_LONGER = {"nemotron3-ultra-550b-a55b-sft", "nemotron3-ultra-550b-a55b-lora"}
 """Recipes whose function warms up for more samples than EVERY_SETTING trains on."""
-DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 1, "targetModules": ["linear_proj"]}}
+DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 0.5, "targetModules": ["linear_proj"]}}
 
 
 CORPUS: dict[str, Any] = {
@@ -71,6 +71,8 @@ def arguments(recipe: str, count: int, data: dict[str, Any], **settings: Any) ->
 
 
 def _init(entry: catalog.Entry) -> dict[str, Any]:
+    if entry.reads_latents:
+        return {"from": {"megatron": {"path": "/data/weights"}}} if entry.fine_tunes else {}
     if entry.fine_tunes:
         return {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}}
     return {"modelFolder": "/data/model"} if bridge_pretraining.reads_model_folder(entry) else {}
@@ -82,20 +84,26 @@ def _runs() -> dict[str, list[str]]:
         if entry.engine == "bridge" and entry.starts:
             for layout in filter(entry.can_start, entry.layouts):
                 name, of_mode = str(layout.function), DORA if entry.modes[0] == "lora" else {}
-                files = IMAGES if entry.reads_images else FILES if entry.fine_tunes else CORPUS
+                files = IMAGES if entry.media else FILES if entry.fine_tunes else CORPUS
+                files = FILES if entry.reads_latents else files
                 # Those of functions for other GPUs may have more memory.
                 own = layout.count if "h100-sxm" in layout.accelerators else 2 * layout.count
                 found[f"{name}, mock data"] = arguments(name, own, {"mockData": True})
                 found[f"{name}, files"] = arguments(name, own, files)
-                short = entry.fine_tunes and not entry.reads_images and entry.name not in WARMED_UP_LONGER
+                short = entry.fine_tunes and not entry.media and entry.name not in WARMED_UP_LONGER
+                short = short and not entry.reads_latents
                 # The largest of these do not fit on the GPUs of their function without its layout.
-                large = entry.reads_images or entry.model.hybrid_layer_pattern
+                large = entry.media or entry.model.hybrid_layer_pattern
                 count = max(2 * layout.count, 8) if large else own
                 count = max(count, LEAST.get(entry.name, 0))
                 training = EVERY_SETTING["training"] | ({} if short else TO_PRETRAIN)
                 settings = EVERY_SETTING | {"training": training}
-                if NOT_OF_WHOLE_LAYERS & (layout.megatron_args or {}).keys():
+                joint = entry.model.diffusion and entry.model.diffusion.joint_layers
+                if NOT_OF_WHOLE_LAYERS & (layout.megatron_args or {}).keys() or joint:
                     settings["parallelism"] = {"recomputeGranularity": "selective"}
+                if joint:
+                    # FLUX's sequences are as long as its images and texts.
+                    settings["training"] = {k: v for k, v in training.items() if k != "seqLength"}
                 found[f"{name}, every setting"] = arguments(name, count, files, **settings, **of_mode)
     return found
 

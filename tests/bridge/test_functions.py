@@ -29,7 +29,7 @@ def layout(name: str) -> PublishedLayout:
     return found
 
 
-LATER = {name for name in CATALOG.functions() if f"after {bridge_tables.RELEASE}" in layout(name).source}
+LATER = {name for name in CATALOG.functions() if layout(name).later and not layout(name).own}
 NAMES = sorted(CATALOG.functions().keys() - LATER)
 
 
@@ -60,12 +60,16 @@ def expected(published: PublishedLayout) -> dict[str, Any]:
     }
 
 
-def returned(settings: dict[str, Any]) -> dict[str, Any]:
+def returned(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """A function's settings in one normalized form."""
+    longest = bridge_support.LONGEST_SEQUENCES.get(bridge_support.architecture(name), settings["seq_length"])
     return settings | {
         "virtual_pipeline_model_parallel_size": settings["virtual_pipeline_model_parallel_size"] or 1,
         "sequence_parallel": bool(settings["sequence_parallel"]),
         "decay_iters": settings["decay_iters"] or settings["max_steps"],
+        # Megatron refuses one above lr, which two functions have.
+        "min_lr": min(settings["min_lr"], settings["lr"]),
+        "seq_length": min(settings["seq_length"], longest) if "_sft_" in name else settings["seq_length"],
     }
 
 
@@ -80,7 +84,7 @@ def test_a_function_returns_the_catalogs_settings(name: str, wheel: Wheel) -> No
         return
     assert name in wheel.functions, wheel.failed.get(name, "the wheel has no such function")
     settings_of_catalog = expected(layout(name))
-    settings = returned(wheel.functions[name])
+    settings = returned(name, wheel.functions[name])
     assert {key: settings[key] for key in settings_of_catalog} == settings_of_catalog
 
 
@@ -123,6 +127,12 @@ def test_a_started_function_has_the_dispatcher_and_buffers_of_its_line(name: str
     assert written == found
 
 
+@pytest.mark.parametrize("name", sorted(name for name in STARTED_NAMES if bridge_support.reads_images(name)))
+def test_a_started_function_freezes_the_parts_that_the_plan_counts_as_frozen(name: str, wheel: Wheel) -> None:
+    if layout(name).lora_rank is None:
+        assert tuple(wheel.functions[name]["frozen"]) == bridge_support.frozen_parts(name)
+
+
 def test_the_catalog_has_every_function_of_the_wheel(wheel: Wheel) -> None:
     refusing = {name for name, reason in NOT_CALLABLE.items() if "by design" in reason}
     assert wheel.names - refusing == set(NAMES)
@@ -131,6 +141,10 @@ def test_the_catalog_has_every_function_of_the_wheel(wheel: Wheel) -> None:
 def test_functions_of_a_later_release_are_not_in_the_wheel(wheel: Wheel) -> None:
     assert LATER
     assert not LATER & wheel.names
+
+
+def test_no_function_of_the_image_stands_in_front_of_one_of_the_wheel(wheel: Wheel) -> None:
+    assert wheel.hidden == []
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -155,7 +169,7 @@ def test_every_option_of_the_command_sets_a_field_that_every_function_has(wheel:
 def test_every_function_that_the_operator_starts_takes_the_overrides_that_are_rendered(wheel: Wheel) -> None:
     refused = dict(zip(STARTED, wheel.refused, strict=False))
 
-    assert len(STARTED) == 3 * 183
+    assert len(STARTED) == 3 * 216
     assert {name: problem for name, problem in refused.items() if problem is not None} == {}
 
 
@@ -169,7 +183,7 @@ def test_adapters_are_on_the_layers_that_the_catalog_states(wheel: Wheel) -> Non
     startable = [each for entry in ENTRIES for each in filter(entry.can_start, entry.layouts)]
     layouts = [each for each in startable if each.lora_rank]
 
-    assert len(layouts) == 76
+    assert len(layouts) == 79
     targets = {str(x.function): wheel.functions[str(x.function)]["lora_target_modules"] for x in layouts}
     assert targets == {str(x.function): x.lora_targets or list(TARGET_MODULES) for x in layouts}
 

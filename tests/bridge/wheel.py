@@ -4,12 +4,14 @@ A process of its own, because the stand-ins that it needs (`stand_ins`, `hub`) s
 
     python tests/bridge/wheel.py settings.json runs.json
 
-`{"functions": {NAME: {SETTING: VALUE}}, "failed": {NAME: "Error: text"}, "refused": [...]}`, a function under
-each of its names. `runs.json` has lists of arguments as the operator renders them; `refused` has the error of
-the trainer for each, null where it sets all overrides. Of two functions of one name the benchmark counts, as
-for Bridge's own launcher (run_recipe.py).
+`{"functions": {NAME: {SETTING: VALUE}}, "failed": {NAME: "Error: text"}, "refused": [...], "hidden": [...]}`,
+a function under each of its names. Functions of the trainer's image are among them; `hidden` has the names of
+those of Bridge that they stand in front of. `runs.json` has lists of arguments as the operator renders them;
+`refused` has the error of the trainer for each, null where it sets all overrides. Of two functions of one
+name the benchmark counts, as for Bridge's own launcher (run_recipe.py).
 """
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -108,6 +110,14 @@ def _modules(package: types.ModuleType) -> Iterator[types.ModuleType]:
         yield importlib.import_module(info.name)
 
 
+FREEZES = {
+    "language": "freeze_language_model",
+    "vision": "freeze_vision_model",
+    "projector": "freeze_vision_projection",
+}
+"""Part of a vision-language model -> the field by which a function freezes it."""
+
+
 def settings(config: Any) -> dict[str, Any]:
     """Layout, batch and schedule of a ConfigContainer."""
     found = {name: attrgetter(path)(config) for name, path in FIELDS.items() if name != "seq_length"}
@@ -117,6 +127,7 @@ def settings(config: Any) -> dict[str, Any]:
         found[f"account_for_{name}"] = getattr(config.model, f"account_for_{name}_in_pipeline_split", False)
     for name in ("dim", "alpha", "target_modules"):
         found[f"lora_{name}"] = getattr(config.peft, name, None)
+    found["frozen"] = [part for part, field in FREEZES.items() if getattr(config.model, field, False)]
     found["fast"] = fast_settings(config)
     found["lacking"] = [path for path in SET_BY_FIELD if not _has(config, path)]
     return found
@@ -215,19 +226,24 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
         MODEL_FOLDER,
         PACKED_FOLDER,
         PEFT_SCHEME,
+        SOUND_TEXT,
         BridgeRun,
     )
-    from megatron_trainer.bridge import configuration
+    from megatron_trainer.bridge import configuration, diffusion, minimax_m3
     from megatron_trainer.worker.failures import RankError
 
     run = BridgeRun.from_arguments(arguments)
     scheme, function = run.overrides.get(PEFT_SCHEME), functions[run.function]
-    config = configuration.call_with_adapters(function, str(scheme)) if scheme else function()
-    if run.overrides.get(IMAGE_TEXT):
+    with minimax_m3.whole() if run.overrides.get(IMAGE_TEXT) else contextlib.nullcontext():
+        config = configuration.call_with_adapters(function, str(scheme)) if scheme else function()
+    if run.overrides.get(IMAGE_TEXT) or run.overrides.get(SOUND_TEXT):
         config.dataset = configuration._image_text(run)
+    elif diffusion.is_diffusion(config):
+        diffusion.set_dataset(config, fine_tunes="_sft_" in run.function)
+    ours = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME, SOUND_TEXT)
     try:
         for path, value in run.overrides.items():
-            if path not in (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME):
+            if path not in ours:
                 configuration._set(config, path, value)
         if (chats := run.overrides.get(CHATS)) is not None:
             config.dataset.preprocessing = configuration.preprocessing(chats=bool(chats))
@@ -246,7 +262,11 @@ def main() -> None:
     import hub  # transformers reads at import that it is offline
 
     hub.answer_locally()
+    from megatron_trainer.bridge.recipes import FUNCTIONS
+
     found = functions()
+    done["hidden"] = sorted(found.keys() & FUNCTIONS.keys())
+    found |= FUNCTIONS
     for name, function in found.items():
         hub.ASKED.clear()
         try:

@@ -25,16 +25,16 @@ CLOSE, ROUNDED = 1e-5, 0.02
 NEMOTRON_3 = {"Nemotron 3 Nano", "Nemotron 3 Super", "Nemotron 3.5 Lightning"}
 WITH_EXPERTS = NEMOTRON_3 | {
     *("Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight", "K-EXAONE", "OLMoE"),
-    "GLM-5.2",
+    *("K-EXAONE 2.0", "GLM-5", "GLM-5.2"),
 }
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 LATENT = {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}
 LOW_RANK = LATENT - {"q_proj"} | {"q_a_proj", "q_b_proj"}
-ADAPTED = {"Moonlight": LATENT, "GLM-5.2": LOW_RANK}
+ADAPTED = {"Moonlight": LATENT, "GLM-5": LOW_RANK, "GLM-5.2": LOW_RANK}
 """Family -> the layers that get an adapter, where its attention is not made of queries, keys and values."""
-PREDICTION = {"GLM-5.2": "model.layers.4."}
+PREDICTION = {"GLM-5": "model.layers.2.", "GLM-5.2": "model.layers.4."}
 """Family -> what names of its multi-token prediction begin with, unless it is `mtp.`."""
-SELECTING = {"GLM-5.2"}
+SELECTING = {"GLM-5", "GLM-5.2"}
 """Families whose layers attend to the tokens that an indexer selects: rounded weights select others."""
 HYBRID = NEMOTRON_3 | {"Nemotron-H"}
 STATE_SPACE = {"in_proj", "out_proj"}

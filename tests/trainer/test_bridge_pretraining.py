@@ -20,7 +20,7 @@ from tests.trainer.warm_process import WarmProcess
 ITERATIONS, SAVED_EVERY = 6, 2
 PREDICTING = {
     *("nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b", "nemotron3.5-lightning"),
-    "glm5.2",
+    *("glm5.2", "k-exaone2-750b-a37b"),
 }
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,

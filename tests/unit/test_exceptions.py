@@ -15,8 +15,8 @@ def exception_classes() -> dict[str, list[str]]:
                 bases = [ast.unparse(base) for base in node.bases]
                 if any(name.endswith(("Error", "Exception")) for name in [node.name, *bases]):
                     found[node.name] = bases
-    # A result, not an exception.
-    del found["FieldError"]
+    # Results, not exceptions.
+    del found["FieldError"], found["UnsuitableBatch"]
     return found
 
 

@@ -43,6 +43,8 @@ NonNegative = Annotated[float, Field(ge=0, le=LARGEST_SETTING)]
 """Factors, rates and epsilons where zero disables something."""
 Signed = Annotated[float, Field(ge=-LARGEST_SETTING, le=LARGEST_SETTING)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+"""Where all of it would leave nothing: a dropout, a warm-up."""
 Weight = Annotated[float, Field(gt=0, le=10**15)]
 """Share in a mix; often a number of tokens."""
 Grace = Annotated[int, Field(ge=20, le=86_400)]

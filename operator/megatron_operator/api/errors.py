@@ -56,6 +56,13 @@ class FieldError:
         return f"{self.field}: {self.message}; {self.fix}"
 
 
+@dataclass(frozen=True, slots=True)
+class UnsuitableBatch(FieldError):
+    """The error of a global batch size that no layout divides; `suitable` are the nearest ones."""
+
+    suitable: tuple[int, ...] = ()
+
+
 class InvalidRecipeError(OperatorError):
     """A recipe, or a file that it depends on, cannot be used as written.
 

@@ -7,7 +7,7 @@ from megatron_contract.environment import CHECKPOINT_DIR
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.bounds import Fraction, Name, Text, Width
+from megatron_operator.api.bounds import FractionBelowOne, Name, Text, Width
 
 ABSOLUTE_PATTERN = r"^/.*$"
 
@@ -37,6 +37,11 @@ LATENT_MODULES: tuple[TargetModule, ...] = ("linear_kv_down_proj", "linear_kv_up
 """Those of latent attention, beside those of its queries."""
 STATE_SPACE_MODULES: tuple[TargetModule, ...] = ("in_proj", "out_proj")
 """Those of a Mamba-2 layer."""
+
+
+ModelPart = Literal["language", "vision", "projector"]
+"""A part of a vision-language model: the language model, the vision tower, and the projector between them."""
+FrozenParts = Annotated[list[ModelPart], Field(min_length=1, max_length=2)]
 
 
 class MegatronWeights(ApiModel):
@@ -120,7 +125,7 @@ class PeftSpec(ApiModel):
     """Rank of the adapters."""
     alpha: Width | None = None
     """Adapters are scaled by alpha / dim."""
-    dropout: Fraction | None = None
+    dropout: FractionBelowOne | None = None
     """Dropout in front of the adapters."""
     target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=11)] | None = None
     """Linear layers that get an adapter; of models with experts those of attention and Mamba-2 only."""

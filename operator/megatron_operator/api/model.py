@@ -7,6 +7,7 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import (
     Fraction,
+    FractionBelowOne,
     Large,
     Layers,
     NonNegative,
@@ -87,9 +88,9 @@ class ModelSpec(ApiModel):
     """Layers with the window: a number n (all but every n-th) or a list such as `[1,1,0]*12`."""
     untie_embeddings_and_output_weights: bool | None = None
     """Separate weights for the output layer."""
-    attention_dropout: Fraction | None = None
+    attention_dropout: FractionBelowOne | None = None
     """Dropout of attention probabilities (Megatron's default is 0.1)."""
-    hidden_dropout: Fraction | None = None
+    hidden_dropout: FractionBelowOne | None = None
     """Dropout of the residual stream (Megatron's default is 0.1)."""
     vocab_size: Width | None = None
     """Tokens of the vocabulary, unpadded."""

@@ -21,7 +21,7 @@ from megatron_operator.api.bounds import (
     Weight,
 )
 from megatron_operator.api.duration import Duration
-from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
+from megatron_operator.api.fine_tuning import ExportSpec, FrozenParts, InitSpec, PeftSpec
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.tracking import TrackingSpec
@@ -162,7 +162,8 @@ class DataSpec(ApiModel):
     sources: Annotated[list[SourceSpec], Field(min_length=1, max_length=256)] | None = None
     """Raw documents and their weights, which are prepared first; to fine-tune, chats, or images and text."""
     dataset_root: RelativePath | None = None
-    """Folder with `training.jsonl` and `validation.jsonl`, relative to the data volume; to fine-tune."""
+    """Folder with `training.jsonl` and `validation.jsonl`, relative to the data volume; to fine-tune. Of a
+    diffusion model: with tar files of latents."""
     examples: Literal["questionAndAnswer", "chat"] | None = None
     """Lines of `datasetRoot`: `input` and `output` (default), or chats. The loss is that of the answers."""
     packing: bool | None = None
@@ -313,6 +314,9 @@ class MegatronRecipeSpec(ApiModel):
     """What a run starts from instead of random weights."""
     peft: PeftSpec | None = None
     """Adapters of a recipe of mode `lora`."""
+    freeze: FrozenParts | None = None
+    """Parts of a vision-language model that keep their weights; the others are trained. Default those of its
+    function. For recipes on images and text that train no adapters."""
     export: ExportSpec | None = None
     """Weights for others, written once the run has succeeded."""
     accelerator: AcceleratorSpec

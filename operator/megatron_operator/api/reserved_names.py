@@ -19,6 +19,7 @@ CLAIMS: Final = frozenset({"imex-channel"})
 ENVIRONMENT: Final = frozenset(
     {
         *SETTINGS,
+        "LOCAL_RANK",
         # Set by the training-operator.
         "MASTER_ADDR",
         "MASTER_PORT",
@@ -29,5 +30,7 @@ ENVIRONMENT: Final = frozenset(
         "PET_NPROC_PER_NODE",
     }
 )
+DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+"""Variables that hide devices, set by the device plugin: a rank uses the device of its LOCAL_RANK."""
 PORTS: Final = {PROGRESS_PORT: "the trainer's progress", 23456: "the training-operator's MASTER_PORT"}
 ANNOTATION_PREFIXES: Final = ("megatron.training/", "kueue.x-k8s.io/", "training.kubeflow.org/")

@@ -43,6 +43,8 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
         schema["enum"] = [node["const"]]
     if "exclusiveMinimum" in node:
         schema |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
+    if "exclusiveMaximum" in node:
+        schema |= {"maximum": node["exclusiveMaximum"], "exclusiveMaximum": True}
     if node.get("default") is not None:
         schema["default"] = _default(node["default"])
     kind = node.get("type")

@@ -9,6 +9,7 @@ from megatron_operator.api.bounds import (
     Accelerators,
     Batch,
     Fraction,
+    FractionBelowOne,
     Iterations,
     Large,
     Layers,
@@ -52,12 +53,13 @@ class TrainingSpec(ApiModel):
     min_lr: NonNegative | None = None
     """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] | None = None
-    """Decay schedule of the learning rate (Megatron's default is linear)."""
+    """Decay schedule of the learning rate (Megatron's default is linear). WSD needs lr-wsd-decay-iters or
+    lr-wsd-decay-samples of megatronArgs."""
     lr_warmup_iters: Annotated[int, Field(ge=0, le=10**12)] | None = None
     """Warm-up in iterations; with trainIters only."""
     lr_warmup_samples: Annotated[int, Field(ge=0, le=10**15)] | None = None
     """Warm-up in samples; with trainSamples only."""
-    lr_warmup_fraction: Fraction | None = None
+    lr_warmup_fraction: FractionBelowOne | None = None
     """Warm-up as a fraction of the decay; excludes the other two."""
     lr_decay_iters: Iterations | None = None
     """Length of the decay in iterations; default trainIters."""

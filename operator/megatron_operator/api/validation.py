@@ -141,6 +141,9 @@ def _distinct(errors: list[FieldError]) -> list[FieldError]:
     ]
 
 
+_WITH_FLAGS = ("model", "training", "parallelism")
+"""Sections whose fields are flags of Megatron."""
+
 _TOO_LONG = f"set at most {LONGEST_TEXT} characters or entries"
 
 _PATTERNS = {
@@ -220,6 +223,9 @@ def _in_words(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError
         case "greater_than":
             least = _number(context["gt"])
             return FieldError(path, f"{given} is not above {least}", f"set more than {least}")
+        case "less_than":
+            most = _number(context["lt"])
+            return FieldError(path, f"{given} is not below {most}", f"set less than {most}")
         case "less_than_equal":
             most = _number(context["le"])
             return FieldError(path, f"{given} is above {most}", f"set at most {most}")
@@ -289,7 +295,11 @@ def _suggestion(model: type[ApiModel], location: list[int | str]) -> str:
         return fix
     if close := difflib.get_close_matches(unknown, names, n=1):
         return f"did you mean `{close[0]}`?"
-    return "leave it out; other Megatron flags go below spec.megatronArgs"
+    if within := [name for name in names if plain(unknown) in plain(name)]:
+        return f"did you mean `{within[0]}`?"
+    if section in _WITH_FLAGS:
+        return "leave it out; other Megatron flags go below spec.megatronArgs"
+    return "leave it out"
 
 
 def _elsewhere(name: str) -> str | None:

@@ -32,6 +32,8 @@ class TowerSpec(ApiModel):
     """Of the encoder and its projector to the language model."""
     trained_parameters: Annotated[int, Field(ge=0)] | None = None
     """What the functions train of them, where they freeze the encoder."""
+    projector_parameters: Annotated[int, Field(ge=1)] | None = None
+    """Of the projector alone, where it is known."""
     patches_per_token: Layers
     """Patches (or frames) that become one token of the language model."""
     tensor_parallel: bool = False

@@ -18,7 +18,7 @@ _LEAVE: Final = "leave it out"
 
 
 def refused_settings(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
-    """Errors of settings that a pretraining function does not take.
+    """Errors of settings that a function does not take which trains from random weights.
 
     Those that no function takes: `fine_tuning.refused_settings`.
     """

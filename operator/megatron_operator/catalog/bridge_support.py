@@ -6,34 +6,26 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
+from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.api.platform import AcceleratorProfile, ImagePackage
 
 _ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
-_MORE_THAN_TEXT: Final = (
-    "images, video and sound are not passed on, and the conversion of its weights is not tried"
-)
-_NO_COLLATOR: Final = "Megatron-Bridge has no function that makes batches of its processor's images"
 _OWN_CODE: Final = "its configuration is code in the model's folder, which is not run"
 _OWN_TOWER: Final = "its vision tower is code in the model's folder, which is not run"
 _OWN_SAMPLES: Final = "its function reads samples of Flickr8k, by a training step of its own"
-_SOUND: Final = "sound is not read from data, and the conversion of its weights is not tried"
+_SPEAKS: Final = (
+    "the weights of its talker do not convert, and Megatron-Bridge calls a method of its sound encoder that "
+    "transformers no longer has"
+)
 _NOT_TRIED: Final = "the conversion of its weights is not tried"
-_DIFFUSION: Final = "its layers need Transformer Engine, and the trainer's image lacks {}"
-_FLUX: Final = _DIFFUSION.format("diffusers and megatron-energon")
-_WAN: Final = _DIFFUSION.format("diffusers, imageio and megatron-energon")
 
-_IMAGES: Final = "images, video and sound are not passed on"
 _LACKS: Final = "the trainer's image lacks {}"
 _STATE_SPACE: Final = "on GPUs " + _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
 _DELTA_NET: Final = "on GPUs " + _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
 _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
-_PROJECTOR: Final = (
-    "its function trains the projector alone, on random images, between frozen weights that are random too"
-)
 _GATES: Final = "Megatron Core has neither its gate for each head nor its rotary embedding for each layer"
-_LATER: Final = "its function is not in the image's release of Megatron-Bridge"
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 _SPARSE: Final = "on GPUs " + _LACKS.format("the kernels of its sparse attention (flash-mla)")
 
@@ -42,11 +34,11 @@ SEEN_ON_A_GPU: Final = frozenset({"llama3.2-1b-lora"})
 
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"llama", "LlamaForCausalLM", ""),
-    (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _SOUND),
+    (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", ""),
     (r"qwen25_vl", "Qwen2_5_VLForConditionalGeneration", ""),
     (r"qwen2", "Qwen2ForCausalLM", ""),
     (r"qwen3_next", "Qwen3NextForCausalLM", _DELTA_NET),
-    (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _SPEAKS),
     (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", ""),
     (r"qwen3_vl", "Qwen3VLForConditionalGeneration", ""),
     (r"qwen35_.*_a\d+b", "Qwen3_5MoeForConditionalGeneration", _DELTA_NET),
@@ -65,21 +57,21 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"gemma4", "Gemma4ForConditionalGeneration", ""),
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", ""),
     (r"glm45", "Glm4MoeForCausalLM", ""),
-    (r"glm51_sft", "GlmMoeDsaForCausalLM", "its functions measure throughput"),
     (r"glm5", "GlmMoeDsaForCausalLM", _SPARSE),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", ""),
-    (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _NO_COLLATOR),
-    (r"exaone_moe_2_0", "ExaoneMoEForCausalLM", _LATER),
+    (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", ""),
     (r"exaone_moe", "ExaoneMoEForCausalLM", ""),
     (r"exaone4", "Exaone4ForCausalLM", ""),
-    (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"falcon_h1", "FalconH1ForCausalLM", _STATE_SPACE),
+    (r"minimax_m2", "MiniMaxM2ForCausalLM", ""),
+    (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", ""),
     (r"step35", "Step3p5ForCausalLM", _NOT_TRIED),
     (r"step37", "Step3p7ForConditionalGeneration", _OWN_SAMPLES),
-    (r"flux", "", _FLUX),
-    (r"wan", "", _WAN),
+    (r"flux", "", ""),
+    (r"wan", "", ""),
 )
 """Pattern of a function, architecture, and what is in the way. The first match is used."""
 
@@ -108,7 +100,6 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"deepseek_v2_lite", True, ""),
     (r"deepseek_v4", True, _HYBRID),
     (r"exaone4_", True, ""),
-    (r"exaone_moe_2_0", True, _LATER),
     (r"exaone_moe", True, ""),
     (r"gemma2", True, ""),
     (r"gemma3_1b", False, ""),
@@ -121,11 +112,14 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"qwen35_text", True, _DELTA_NET),
     (r"vanilla_gpt", False, "its function leaves the sizes of the model open"),
     (r"gemma4_e4b", True, ""),
-    (r"qwen35?_vl", True, _PROJECTOR),
-    (r"minimax_m3", True, _IMAGES),
+    (r"qwen3_vl", True, ""),
+    (r"qwen35_vl", True, _DELTA_NET),
+    (r"falcon_h1", True, _STATE_SPACE),
+    (r"minimax_m2", True, ""),
+    (r"minimax_m3", True, ""),
     (r"step35", True, _GATES),
-    (r"flux", False, _FLUX),
-    (r"wan", False, _WAN),
+    (r"flux", False, ""),
+    (r"wan", False, ""),
 )
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
 _FSDP: Final = "shards by Megatron's FSDP, whose checkpoints are in another format"
@@ -145,12 +139,35 @@ KERNELS: Final[Mapping[str, tuple[ImagePackage, ...]]] = {
 }
 """Reason that holds on GPUs alone -> the packages without one of which it does."""
 
-STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason or reason in KERNELS)
+STARTED: Final = frozenset(
+    found for _, found, reason in _MODELS if found and (not reason or reason in KERNELS)
+)
 """Architectures that the operator fine-tunes: their weights convert, and a small one of each was trained."""
 
 
 READ_IMAGES: Final = frozenset(
     {
+        "Exaone4_5_ForConditionalGeneration",
+        "Gemma3ForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "MiniMaxM3SparseForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
+"""Those of them that are trained on images and text."""
+
+READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
+"""Those of them that are trained on sound and text."""
+
+FROZEN_IN_PARTS: Final = frozenset(
+    {
+        "Exaone4_5_ForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
@@ -162,12 +179,19 @@ READ_IMAGES: Final = frozenset(
         "Qwen3_5MoeForConditionalGeneration",
     }
 )
-"""Those of them that are trained on images and text."""
+"""Those of them that were trained with frozen parts."""
+
+type Media = Literal["", "images", "sound"]
+"""What samples have beside text; empty for text alone."""
+
+KEEP_SEQUENCES_WHOLE: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
+"""Those whose model in Megatron-Bridge has no sequence parallelism: it does not scatter its embeddings."""
 
 
-NORMALIZED_WHOLE: Final = frozenset({"OlmoeForCausalLM"})
-"""Those whose ranks each build norms of the queries and keys of all heads (`OLMoESelfAttention`): heads
-cannot be split over ranks."""
+NORMALIZED_WHOLE: Final = frozenset({"MiniMaxM2ForCausalLM", "OlmoeForCausalLM"})
+"""Those whose norms of queries and keys are over all heads, which cannot be split over ranks: each rank
+builds all of the norm (`OLMoESelfAttention`), or sums squares over ranks and not their gradients
+(`_FullDimRMSNorm` of MiniMax-M2)."""
 
 
 SPLIT_SEQUENCES: Final = frozenset({"GlmMoeDsaForCausalLM"})
@@ -175,14 +199,63 @@ SPLIT_SEQUENCES: Final = frozenset({"GlmMoeDsaForCausalLM"})
 Transformer Engine, so that it was tried on CPUs."""
 
 
+LONGEST_SEQUENCES: Final[Mapping[str, int]] = {"MiniMaxM3SparseForConditionalGeneration": 2048}
+"""Architecture -> tokens of a sequence up to which its layers attend to all that is before: they attend to 16
+blocks of 128, and Megatron-Bridge keeps the weights that select blocks and never uses them."""
+
+
 def splits_sequences(function: str) -> bool:
-    """Whether runs of a function may split sequences over context-parallel ranks."""
-    return architecture(function) in SPLIT_SEQUENCES
+    """Whether runs of a function may split sequences over context-parallel ranks.
+
+    Wan's adapter (`WanAdapter`) splits latents and texts itself, which was tried on CPUs too.
+    """
+    return architecture(function) in SPLIT_SEQUENCES or function.startswith("wan_")
+
+
+def reads_latents(function: str) -> bool:
+    """Whether a function trains a diffusion model: on latents of images or videos, made beforehand."""
+    return function.startswith(("flux_", "wan_"))
 
 
 def reads_images(function: str) -> bool:
     """Whether a function that the operator starts is trained on images and text."""
     return architecture(function) in READ_IMAGES
+
+
+def media(function: str) -> Media:
+    """What samples of a function that the operator starts have beside text."""
+    if reads_images(function):
+        return "images"
+    return "sound" if architecture(function) in READ_SOUND else ""
+
+
+def has_sequence_parallelism(function: str) -> bool:
+    """Whether a function's model takes sequence parallelism.
+
+    FLUX does not split its sequences. Wan's text is not split (`WanModel`), and of its embedding's gradient
+    all ranks but one would have nothing.
+    """
+    return architecture(function) not in KEEP_SEQUENCES_WHOLE and not reads_latents(function)
+
+
+def aligns_projector(function: str) -> bool:
+    """Whether a pretraining function trains the projector of a vision-language model between frozen towers.
+
+    The operator starts it from the weights of a model, on images and text.
+    """
+    return re.fullmatch(r"qwen35?_vl_\w+_pretrain_\w+", function) is not None
+
+
+def freezes_parts(function: str) -> bool:
+    """Whether parts of a function's model can be frozen as a recipe asks."""
+    return architecture(function) in FROZEN_IN_PARTS
+
+
+def frozen_parts(function: str) -> tuple[ModelPart, ...]:
+    """The parts of a vision-language model that a function itself freezes."""
+    if aligns_projector(function) and function.endswith("_mock_config"):
+        return ("language", "vision")
+    return ("vision",) if re.match(r"gemma4_vl_\w+_sft_", function) else ()
 
 
 def architecture(function: str) -> str:

@@ -5,10 +5,11 @@
 
 `-` means not set. Options follow the last column: `also=NAME` (other names of the function), `benchmark`
 (measures throughput, on random data), `least` (the function gives no count: the smallest for its sizes),
-`later` (not in this release yet), and rare settings: `optimizer=`, `first=` and `last=` (layers of these
-stages), `account` (embedding and loss count as layers), `split=` (pipelineModelParallelLayout), `decay=`
-(lrDecayIters, where it differs from the length), `rank=`, `alpha=` and `targets=` (of LoRA; by default all
-linear layers). `performance_options` has those that make a function fast.
+`later` (not in this release yet), `own` (of this project, whose image has it beside Bridge's), and rare
+settings: `optimizer=`, `first=` and `last=` (layers of these stages), `account` (embedding and loss count as
+layers), `split=` (pipelineModelParallelLayout), `decay=` (lrDecayIters, where it differs from the length),
+`rank=`, `alpha=` and `targets=` (of LoRA; by default all linear layers). `performance_options` has those that
+make a function fast.
 """
 
 from collections.abc import Iterator, Mapping
@@ -106,11 +107,17 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
     if "targets" in options:
         lora["loraTargets"] = options.pop("targets").split(",")
     fast = performance_options.settings(bare, options, cells["precision"])
-    unknown = [*options, *({*bare} - {"account", "benchmark", "least", "later"} - performance_options.BARE)]
+    unknown = [
+        *options,
+        *({*bare} - {"account", "benchmark", "least", "later", "own"} - performance_options.BARE),
+    ]
     if unknown:
         raise ValueError(f"{', '.join(unknown)} is not an option of this table")
     release = "after " * ("later" in bare) + RELEASE
     kind = " (benchmark)" if "benchmark" in bare else ""
+    origin = f"Megatron Bridge {release}"
+    if "own" in bare:
+        origin = f"This project, as {origin}" if "later" in bare else f"This project, for {origin}"
     least = ", which gives no count: the smallest for its sizes" if "least" in bare else ""
     return lora | {
         "function": cells["function"],
@@ -118,11 +125,12 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
         "precision": cells["precision"],
         "benchmark": True if "benchmark" in bare else None,
         "later": True if "later" in bare else None,
+        "own": True if "own" in bare else None,
         "accelerators": _HARDWARE.get(hardware, [hardware]),
         "count": int(count),
         "parallelism": parallelism | fast.parallelism,
         "training": training | fast.training,
         "megatronArgs": fast.megatron_args or None,
         "leftOut": fast.left_out or None,
-        "source": f"Megatron Bridge {release}, {cells['function']}{kind}{least}",
+        "source": f"{origin}, {cells['function']}{kind}{least}",
     }

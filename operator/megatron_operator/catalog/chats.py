@@ -1,4 +1,4 @@
-"""`data.sources` of a recipe that fine-tunes: chats, or images and text, which are prepared."""
+"""`data.sources` of a recipe that fine-tunes: chats, or images or sound and text, which are prepared."""
 
 import hashlib
 import json
@@ -9,6 +9,7 @@ from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.catalog import data, sources
+from megatron_operator.catalog.bridge_support import Media
 from megatron_operator.catalog.validation_sets import has_validation_sets, validation_set_errors
 
 _LEAVE: Final = "leave it out"
@@ -19,19 +20,19 @@ def chat_errors(
     tokenizer: str | None,
     tokenizer_field: str,
     *,
-    images: bool,
+    media: Media,
     evaluates: bool,
 ) -> Iterator[FieldError]:
     """Errors of `data` with sources; `tokenizer` is its folder, which `tokenizer_field` names.
 
-    `images`: the recipe reads images and text instead of chats. `evaluates`: it reads those of validation.
+    `media`: the recipe reads samples with it instead of chats. `evaluates`: it reads those of validation.
     """
-    what = "sample" if images else "chat"
+    what = "sample" if media else "chat"
     prepare = asked.get("prepare") or {}
     for number, source in enumerate(asked["sources"]):
         at = f"spec.data.sources[{number}]"
-        yield from _image_errors(source, at) if images else _format_errors(source, at)
-        yield from sources.source_errors(source, at, images=images)
+        yield from _sample_errors(source, at, media) if media else _format_errors(source, at)
+        yield from sources.source_errors(source, at, media=media)
         if source.get("weight", 1.0) != 1.0:
             message = f"has no effect: an epoch has every {what} of every source once"
             yield FieldError(f"{at}.weight", message, "leave it out; documents takes fewer of a source")
@@ -74,13 +75,14 @@ def _format_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:
         yield FieldError(f"{at}.format", message, fix)
 
 
-def _image_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:
+def _sample_errors(source: Mapping[str, Any], at: str, media: Media) -> Iterator[FieldError]:
     if source["format"] != "webdataset":
-        message = f"{source['format']} is not read by a vision-language model: webdataset is"
-        fix = "write tar files with a .json and the images of each sample (docs/fine-tuning.md)"
+        kind = "a vision-language model" if media == "images" else "a model that takes sound"
+        message = f"{source['format']} is not read by {kind}: webdataset is"
+        fix = f"write tar files with a .json and the {media} of each sample (docs/fine-tuning.md)"
         yield FieldError(f"{at}.format", message, fix)
     if sources.in_object_storage(source):
-        message = f"{shown(source['path'])} is in object storage, and the run itself reads the images"
+        message = f"{shown(source['path'])} is in object storage, and the run itself reads the {media}"
         yield FieldError(f"{at}.path", message, "copy the tar files to the data volume")
 
 
@@ -93,7 +95,7 @@ def _prepare_errors(prepare: Mapping[str, Any], what: str) -> Iterator[FieldErro
 
 
 def chat_root(
-    asked: Mapping[str, Any], tokenizer: str | None, seq_length: int | None, *, images: bool
+    asked: Mapping[str, Any], tokenizer: str | None, seq_length: int | None, *, media: Media
 ) -> str:
     """The folder of what is prepared, relative to the data volume. Its name is of what it depends on."""
     prepare = asked.get("prepare") or {}
@@ -106,4 +108,4 @@ def chat_root(
     else:
         split = asked["split"]
     digest = hashlib.sha256(json.dumps([depends, tokenizer, seq_length, split]).encode()).hexdigest()
-    return f"{sources.FOLDER}/{prepare.get('name', 'corpus')}-{digest[:12]}_{'images' if images else 'chats'}"
+    return f"{sources.FOLDER}/{prepare.get('name', 'corpus')}-{digest[:12]}_{media or 'chats'}"

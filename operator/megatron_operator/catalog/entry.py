@@ -14,6 +14,7 @@ from megatron_operator.api.recipe import DataSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.catalog.bridge_support import Media
 
 AdaptedModule = TargetModule | Literal["in_proj", "out_proj"]
 """Linear layers that functions adapt; a recipe may set those of `TargetModule`."""
@@ -86,6 +87,8 @@ class PublishedLayout(ApiModel):
     """The function measures throughput, on random data."""
     later: bool | None = None
     """The function is not in the release of Megatron-Bridge that the image has."""
+    own: bool | None = None
+    """The function is this project's: its image has it beside those of Megatron-Bridge."""
     lora_rank: Width | None = None
     """Rank of the adapters that the function adds."""
     lora_alpha: Width | None = None
@@ -126,11 +129,13 @@ class PublishedLayout(ApiModel):
         """Why no recipe is started by this function, whatever its model; empty if one is."""
         if self.benchmark:
             return "measures throughput"
-        if self.later:
+        if self.later and not self.own:
             return "is not in the image's release of Megatron-Bridge"
         if self.precision != "bf16":
             return f"trains in {self.precision}"
-        if (self.parallelism.context_parallel_size or 1) > 1 and not self.splits_sequences:
+        splits = (self.parallelism.context_parallel_size or 1) > 1 and not self.splits_sequences
+        # A function that aligns a projector is started at CP 1 instead.
+        if splits and not bridge_support.aligns_projector(self.function or ""):
             return "splits samples over ranks"
         return bridge_support.OF_FUNCTION.get(self.function or "", "")
 
@@ -199,14 +204,36 @@ class Entry(ApiModel):
 
     @property
     def fine_tunes(self) -> bool:
-        """Whether Megatron-Bridge trains an existing model with it."""
-        return self.engine == "bridge" and self.modes[0] != "pretrain"
+        """Whether Megatron-Bridge trains an existing model with it, of mode `pretrain` its projector."""
+        return self.engine == "bridge" and (self.modes[0] != "pretrain" or self.aligns_projector)
+
+    @property
+    def aligns_projector(self) -> bool:
+        """Whether it trains the projector of a vision-language model between frozen towers."""
+        return bridge_support.aligns_projector(next((x.function for x in self.layouts if x.function), ""))
 
     @property
     def reads_images(self) -> bool:
         """Whether it is trained on images and text."""
         function = next((x.function for x in self.layouts if x.function), "")
         return self.fine_tunes and bridge_support.reads_images(function)
+
+    @property
+    def media(self) -> Media:
+        """What its samples have beside text: images or sound."""
+        function = next((x.function for x in self.layouts if x.function), "")
+        return bridge_support.media(function) if self.fine_tunes else ""
+
+    @property
+    def reads_latents(self) -> bool:
+        """Whether it trains a diffusion model, on latents that were made beforehand."""
+        return bridge_support.reads_latents(next((x.function for x in self.layouts if x.function), ""))
+
+    @property
+    def has_sequence_parallelism(self) -> bool:
+        """Whether Megatron-Bridge's model takes sequence parallelism."""
+        function = next((x.function for x in self.layouts if x.function), "")
+        return bridge_support.has_sequence_parallelism(function)
 
     @property
     def splits_sequences(self) -> bool:
@@ -216,7 +243,8 @@ class Entry(ApiModel):
     @property
     def converts(self) -> bool:
         """Whether a recipe may import weights before it and export its result."""
-        return self.starts and (self.engine == "megatron" or self.fine_tunes)
+        bridge = self.fine_tunes and not self.reads_latents
+        return self.starts and (self.engine == "megatron" or bridge)
 
     def can_start(self, function: PublishedLayout) -> bool:
         """Whether the operator starts it by this function.

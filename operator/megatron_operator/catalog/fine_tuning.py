@@ -21,8 +21,9 @@ from megatron_operator.api.fine_tuning import (
 )
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog import bridge_pretraining, chats
+from megatron_operator.catalog import bridge_pretraining, chats, latents
 from megatron_operator.catalog.bridge_pretraining import TOKENIZER
+from megatron_operator.catalog.bridge_support import Media
 from megatron_operator.catalog.data import set_split
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 
@@ -32,7 +33,7 @@ _DATA: Final = frozenset(
     {"volume", "mockData", "datasetRoot", "examples", "packing", "numWorkers", "tokenizer"}
 )
 _DATA_OF_SOURCES: Final = _DATA | {"sources", "prepare", "split", "maxEpochs"}
-_DATA_OF_IMAGES: Final = _DATA_OF_SOURCES - {"datasetRoot", "examples", "packing"}
+_DATA_OF_SAMPLES: Final = _DATA_OF_SOURCES - {"datasetRoot", "examples", "packing"}
 _ONLY_BRIDGE: Final = "only recipes of engine bridge take it"
 _LEAVE: Final = "leave it out"
 _TOKENIZER_MODEL: Final = "data.tokenizer.tokenizerModel"
@@ -46,10 +47,13 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
     if entry is not None and entry.engine == "bridge":
         if entry.starts:
             yield from _not_taken_by_bridge(spec, splits=entry.splits_sequences)
-            if entry.modes[0] == "pretrain":
+            yield from _sequence_errors(spec, entry)
+            if entry.reads_latents:
+                yield from latents.refused_settings(spec, entry)
+            elif not entry.fine_tunes:
                 yield from bridge_pretraining.refused_settings(spec, entry)
             else:
-                yield from _data_errors(spec, images=entry.reads_images)
+                yield from _data_errors(spec, media=entry.media)
             if entry.modes[0] == "lora" and spec.init and spec.init.source and spec.init.source.recipe:
                 message = (
                     f"{shown(spec.init.source.recipe)} may train on, and adapters belong to fixed weights"
@@ -57,7 +61,8 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
                 fix = "export that recipe, and set init.from.huggingFace.path to the folder"
                 yield FieldError("spec.init.from.recipe", message, fix)
             if spec.peft is not None and entry.modes[0] != "lora":
-                message = f"{entry.name} trains all weights (mode {entry.modes[0]})"
+                what = "the projector" if entry.aligns_projector else "all weights"
+                message = f"{entry.name} trains {what} (mode {entry.modes[0]})"
                 yield FieldError("spec.peft", message, "leave it out, or choose a recipe of mode lora")
             elif spec.peft is not None:
                 yield from _target_errors(spec.peft, entry)
@@ -100,22 +105,29 @@ def _target_modules(entry: Entry) -> tuple[TargetModule, ...]:
     return (*queries, *LATENT_MODULES, *(() if model.num_experts else TARGET_MODULES[2:]))
 
 
-def _data_errors(spec: MegatronRecipeSpec, *, images: bool) -> Iterator[FieldError]:
+def _data_errors(spec: MegatronRecipeSpec, *, media: Media) -> Iterator[FieldError]:
     data: dict[str, Any] = spec.data.wire() if spec.data else {}
     has_sources = bool(data.get("sources"))
-    taken = _DATA_OF_IMAGES if images else _DATA_OF_SOURCES if has_sources else _DATA
+    taken = _DATA_OF_SAMPLES if media else _DATA_OF_SOURCES if has_sources else _DATA
     fix = "set data.sources with format: chat, data.datasetRoot, or data.mockData: true"
     for leaf in sorted(data.keys() - taken):
         if leaf in _DATA_OF_SOURCES - _DATA:
             leave = "leave it out, or set data.sources with format: chat"
             yield FieldError(f"spec.data.{leaf}", "has no effect without data.sources", leave)
             continue
-        fix = "set data.sources with format: webdataset, or data.mockData: true" if images else fix
+        fix = "set data.sources with format: webdataset, or data.mockData: true" if media else fix
         yield FieldError(f"spec.data.{leaf}", "is not passed to Megatron-Bridge", fix)
     if has_sources:
         evaluates = spec.training is None or spec.training.eval_iters != 0
         folder = _tokenizer_folder(spec)
-        yield from chats.chat_errors(data, *folder, images=images, evaluates=evaluates)
+        yield from chats.chat_errors(data, *folder, media=media, evaluates=evaluates)
+
+
+def _sequence_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
+    asked = spec.parallelism is not None and spec.parallelism.sequence_parallel
+    if asked and not entry.has_sequence_parallelism:
+        message = f"true, which the model of {entry.name} in Megatron-Bridge does not have"
+        yield FieldError("spec.parallelism.sequenceParallel", message, "set false, or leave it out")
 
 
 def _not_taken_by_bridge(spec: MegatronRecipeSpec, *, splits: bool) -> Iterator[FieldError]:
@@ -157,11 +169,11 @@ def _tokenizer_errors(tokenizer: dict[str, Any]) -> Iterator[FieldError]:
 
 
 def complete_data(
-    merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec, found: Diagnostics, *, images: bool
+    merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec, found: Diagnostics, *, media: Media
 ) -> None:
     """Complete `data`: the model's tokenizer unless the recipe names another, the folder of what is prepared.
 
-    What is not read is removed. `images`: the recipe reads images and text instead of chats.
+    What is not read is removed. `media`: the recipe reads samples with it instead of chats.
     """
     data = merged["data"]
     has_sources = bool(data.get("sources"))
@@ -178,9 +190,9 @@ def complete_data(
         return
     set_split(data, found)
     length = merged["training"].get("seqLength")
-    data["datasetRoot"] = chats.chat_root(data, folder, length, images=images)
+    data["datasetRoot"] = chats.chat_root(data, folder, length, media=media)
     found.origins["data.datasetRoot"] = "data.sources"
-    if not images:
+    if not media:
         data["examples"] = "chat"
         found.origins["data.examples"] = "data.sources"
 

@@ -90,7 +90,11 @@ def select_layout(
             f"{entry.name} has no published layout for {count} x {hardware} (published: {published}): planned"
         )
         return None
-    reason = _changed_setting(entry, layout, spec) or _indivisible(entry, layout, spec)
+    reason = (
+        _split_samples(entry, layout)
+        or _changed_setting(entry, layout, spec)
+        or _indivisible(entry, layout, spec)
+    )
     if reason is not None:
         found.note(f"the published layout for {count} x {hardware} is not used: {reason}; planned")
         return None
@@ -129,6 +133,14 @@ def layout_settings(layout: PublishedLayout) -> Settings:
     kept = {leaf: training[leaf] for leaf in _OF_A_LAYOUT if leaf in training}
     fast = {section: wire[section] for section in ("model", "megatronArgs") if wire.get(section)}
     return {"parallelism": sizes, "training": kept} | fast
+
+
+def _split_samples(entry: Entry, layout: PublishedLayout) -> str | None:
+    """That a function which is started at CP 1 has another; none if it has not."""
+    cp = layout.parallelism.context_parallel_size or 1
+    if cp == 1 or layout.splits_sequences or entry.engine == "megatron" or not entry.can_start(layout):
+        return None
+    return f"samples are not split over its CP {cp}"
 
 
 def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:

@@ -23,7 +23,11 @@ from megatron_operator.catalog import (
     conversions,
     cpu,
     data,
+    dispatcher,
     fine_tuning,
+    frozen,
+    latents,
+    overlaps,
     performance_options,
     schedule,
     scheduling,
@@ -80,7 +84,7 @@ def resolve_for_planning(
     spec, unknown_formats = with_formats(
         spec,
         fine_tunes=entry is not None and entry.fine_tunes,
-        images=entry is not None and entry.reads_images,
+        media=entry.media if entry else "",
     )
     if unknown_formats:
         raise InvalidRecipeError([*found.errors, *unknown_formats])
@@ -94,6 +98,7 @@ def resolve_for_planning(
     found.extend(queue_errors(spec.scheduling.queue, platform))
     found.extend(_repeated_variables(spec))
     found.extend(fine_tuning.refused_settings(spec, entry))
+    found.extend(frozen.refused_settings(spec, entry))
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
 
@@ -102,12 +107,17 @@ def resolve_for_planning(
         published = catalog_layers(entry, spec, catalog, profile, accelerator, found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
     performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
+    overlaps.switch_off_inherited(merged["parallelism"], found)
+    if entry is None or entry.engine == "megatron":
+        found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
     if entry is None or entry.engine == "megatron":
         data.take_tokenizer(merged["data"], spec, found)
-    _complete(merged, entry, published, profile, found)
+    _complete(merged, entry, published, profile, profile.known_as(accelerator), found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
-        if entry.fine_tunes:
-            fine_tuning.complete_data(merged, spec, found, images=entry.reads_images)
+        if entry.reads_latents:
+            latents.complete_data(merged)
+        elif entry.fine_tunes:
+            fine_tuning.complete_data(merged, spec, found, media=entry.media)
         else:
             bridge_pretraining.complete_data(merged, spec, found)
     if entry is None or not entry.fine_tunes:
@@ -146,6 +156,7 @@ def resolve_for_planning(
         "init": spec.init or InitSpec(),
         "export": spec.export,
         "peft": fine_tuning.adapters(spec, entry, published.function, found) if entry else None,
+        "frozen": frozen.frozen_parts(spec, published.function, found) if published.function else [],
         "data": _data_volume(merged["data"], platform, found),
         "checkpoint": checkpoint,
         "recovery": spec.recovery,
@@ -175,6 +186,7 @@ def _complete(
     entry: Entry | None,
     published: CatalogLayers,
     profile: AcceleratorProfile,
+    hardware: str,
     found: Diagnostics,
 ) -> None:
     """Fill in what follows from other settings. Raises InvalidRecipeError if one is missing."""
@@ -182,6 +194,8 @@ def _complete(
     if entry is None or entry.engine == "megatron":
         data.complete_data(merged["data"], model, found)
         _check_positions(model, training, found)
+    elif entry.starts:
+        _check_positions_of_weights(entry, hardware, merged, found)
     missing = _missing(merged, entry)
     found.extend(missing)
     schedule.resolve_length(training, found)
@@ -287,6 +301,33 @@ def _check_positions(model: dict[str, Any], training: Settings, found: Diagnosti
             f"{seq_length} is above model.maxPositionEmbeddings {longest}",
             f"set seqLength to at most {longest}, or model.maxPositionEmbeddings to {seq_length}",
         )
+
+
+def _check_positions_of_weights(
+    entry: Entry, hardware: str, merged: Mapping[str, Settings], found: Diagnostics
+) -> None:
+    """Check that the sequence is not longer than the positions of a model that Megatron-Bridge builds.
+
+    A note where that is meant: packed samples, each with positions from 0, and sequences that a function for
+    this hardware has.
+    """
+    longest = merged["model"].get("maxPositionEmbeddings")
+    seq_length = merged["training"].get("seqLength")
+    if entry.model.diffusion is not None or longest is None or seq_length is None or seq_length <= longest:
+        return
+    above = f"{seq_length} is above the {longest} positions of {entry.name}'s model"
+    if merged["data"].get("packing"):
+        found.note(f"training.seqLength {above}: no sample that is packed should be longer than these")
+    elif any(
+        hardware in each.accelerators and (each.training.seq_length or 0) >= seq_length
+        for each in entry.layouts
+    ):
+        found.note(f"training.seqLength {above}, as in a function: later positions are new to the model")
+    else:
+        fix = f"set at most {longest}, or choose a recipe of a model with more positions"
+        if entry.fine_tunes and not entry.media:
+            fix += ", or pack shorter samples (data.packing: true)"
+        found.error("spec.training.seqLength", above, fix)
 
 
 def _data_volume(merged: Settings, platform: PlatformConfig, found: Diagnostics) -> DataSpec:

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
+from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, ModelPart, PeftSpec
 from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, JobBackendName, NetworkPolicies
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, ProfileSpec, RecoverySpec, SchedulingSpec
@@ -11,6 +11,7 @@ from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.catalog.bridge_support import Media
 from megatron_operator.catalog.entry import Engine, LeftOut, Mode, PublishedLayout, PublishedSizes
 
 
@@ -46,6 +47,8 @@ class ResolvedRecipe(ApiModel):
     init: InitSpec = InitSpec()
     peft: PeftSpec | None = None
     """Adapters of a run of mode `lora`, complete; None where they are not known here."""
+    frozen: list[ModelPart] = Field(default_factory=list)
+    """Parts of a vision-language model that are not trained, in the order of ModelPart."""
     export: ExportSpec | None = None
     checkpoint: CheckpointSpec
     recovery: RecoverySpec
@@ -87,8 +90,38 @@ class ResolvedRecipe(ApiModel):
     @property
     def reads_images(self) -> bool:
         """Whether it is trained on images and text."""
-        fine_tunes = self.engine == "bridge" and self.mode != "pretrain" and self.function is not None
-        return fine_tunes and bridge_support.reads_images(str(self.function and self.function.function))
+        return self.fine_tunes and bridge_support.reads_images(self._function_name)
+
+    @property
+    def media(self) -> Media:
+        """What its samples have beside text: images or sound."""
+        return bridge_support.media(self._function_name) if self.fine_tunes else ""
+
+    @property
+    def reads_latents(self) -> bool:
+        """Whether it trains a diffusion model, on latents that were made beforehand."""
+        return self.engine == "bridge" and bridge_support.reads_latents(self._function_name)
+
+    @property
+    def has_sequence_parallelism(self) -> bool:
+        """Whether Megatron-Bridge's model takes sequence parallelism."""
+        return bridge_support.has_sequence_parallelism(self._function_name)
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether Megatron-Bridge trains an existing model, of mode `pretrain` its projector."""
+        if self.engine != "bridge":
+            return False
+        return self.mode != "pretrain" or bridge_support.aligns_projector(self._function_name)
+
+    @property
+    def freezes_otherwise(self) -> bool:
+        """Whether other parts are frozen than its function freezes itself."""
+        return tuple(self.frozen) != bridge_support.frozen_parts(self._function_name)
+
+    @property
+    def _function_name(self) -> str:
+        return (self.function and self.function.function) or ""
 
     @property
     def replaced_dispatcher(self) -> LeftOut | None:

@@ -39,8 +39,8 @@ def largest_batch(training: Mapping[str, Any]) -> int | None:
 def resolve_length(training: Training, found: Diagnostics) -> None:
     """Keep exactly one of trainIters and trainSamples in `training`, with warm-up and decay in the same unit.
 
-    Settings of lower layers follow the length: a warm-up is converted to its unit, a decay is removed
-    (Megatron's default is the whole run). Errors and notes go to `found`.
+    Settings of other layers follow the length: they are converted to its unit, and a decay of the catalog is
+    removed (Megatron's default is the whole run). Errors and notes go to `found`.
     """
     batch, seq_length = largest_batch(training), training.get("seqLength")
     given = [leaf for leaf in ("trainIters", "trainSamples", "trainTokens") if leaf in training]
@@ -115,7 +115,11 @@ def scale_learning_rate(training: Training, entry_batch: int | None, found: Diag
 def _convert_warmup_and_decay(
     training: Training, unit: str, given: str, batch: int, found: Diagnostics
 ) -> bool:
-    """Convert warm-up and decay of lower layers to the unit of the length; false with errors in `found`."""
+    """Convert warm-up and decay to the unit of the length; false with errors in `found`.
+
+    Only a recipe that sets both in different units is in error. Decays of the catalog do not outlive a length
+    that another layer sets; those of the recipe are kept.
+    """
     other, origins = _OTHER[unit], found.origins
     own_layer = origins[f"training.{given}"]
     errors = [
@@ -125,20 +129,21 @@ def _convert_warmup_and_decay(
             f"set {leaf}{unit}: Megatron does not mix the two",
         )
         for leaf in ("lrWarmup", "lrDecay")
-        if f"{leaf}{other}" in training and origins[f"training.{leaf}{other}"] == own_layer
+        if f"{leaf}{other}" in training and own_layer == origins[f"training.{leaf}{other}"] == "recipe"
     ]
     if errors:
         found.extend(errors)
         return False
     for leaf in (f"lrDecay{unit}", f"lrDecay{other}"):
-        if leaf in training and origins[f"training.{leaf}"] != own_layer:
+        if leaf in training and origins[f"training.{leaf}"] not in (own_layer, "recipe"):
             found.note(f"{leaf} {training.pop(leaf):,} is dropped: the decay lasts the whole run")
-    before = f"lrWarmup{other}"
-    if before in training:
-        value = training.pop(before)
-        after = value * batch if unit == "Samples" else math.ceil(value / batch)
-        training[f"lrWarmup{unit}"] = after
-        found.note(f"{before} {value:,} is lrWarmup{unit} {after:,}, in the unit of {given}")
+    for name in ("lrWarmup", "lrDecay"):
+        before = f"{name}{other}"
+        if before in training:
+            value = training.pop(before)
+            after = value * batch if unit == "Samples" else math.ceil(value / batch)
+            training[f"{name}{unit}"] = after
+            found.note(f"{before} {value:,} is {name}{unit} {after:,}, in the unit of {given}")
     return True
 
 

@@ -11,6 +11,7 @@ from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.recipe import MegatronRecipeSpec, SourceSpec
+from megatron_operator.catalog.bridge_support import Media
 
 FOLDER: Final = "prepared"
 """Folder of the data volume with all prepared datasets."""
@@ -23,11 +24,11 @@ _COMPRESSED: Final = (".gz", ".zst")
 
 
 def with_formats(
-    spec: MegatronRecipeSpec, *, fine_tunes: bool, images: bool = False
+    spec: MegatronRecipeSpec, *, fine_tunes: bool, media: Media = ""
 ) -> tuple[MegatronRecipeSpec, list[FieldError]]:
     """The recipe with the format of each source, and the errors of sources whose suffix leaves it open.
 
-    Recipes that fine-tune read lines of chats only, or `images` and text.
+    Recipes that fine-tune read lines of chats only, or samples with `media`.
     """
     if spec.data is None or not spec.data.sources:
         return spec, []
@@ -39,9 +40,7 @@ def with_formats(
             message = f"is not set, and the suffix of {shown(source.path)} leaves it open"
             fix = "set jsonl, chat, text, parquet, hf or webdataset"
             if fine_tunes:
-                fix = (
-                    "set webdataset, for tar files" if images else "set chat, if each line is a conversation"
-                )
+                fix = "set webdataset, for tar files" if media else "set chat, if each line is a conversation"
             errors.append(FieldError(f"spec.data.sources[{number}].format", message, fix))
         completed.append(source.model_copy(update={"format": kind}))
     data = spec.data.model_copy(update={"sources": completed})
@@ -91,12 +90,12 @@ def blend(
     return parts
 
 
-def source_errors(source: Mapping[str, Any], at: str, *, images: bool = False) -> list[FieldError]:
-    """Errors of one source: a path that no pod has, a field without effect, images that nothing reads."""
+def source_errors(source: Mapping[str, Any], at: str, *, media: Media = "") -> list[FieldError]:
+    """Errors of one source: a path that no pod has, a field without effect, media that nothing reads."""
     found: list[FieldError] = []
     path, kind = source["path"], source["format"]
-    if kind == "webdataset" and not images:
-        message = "webdataset has images, which only recipes of vision-language models read"
+    if kind == "webdataset" and not media:
+        message = "webdataset has images or sound, which only recipes of models that take them read"
         fix = "choose a recipe that fine-tunes such a model, or name files of text"
         found.append(FieldError(f"{at}.format", message, fix))
     if "://" in path:

@@ -26,6 +26,11 @@ UNSUPPORTED: Final = (
         f"it is not in Megatron-Bridge {RELEASE}, nor in the table of models that Megatron-Bridge publishes",
     ),
     UnsupportedModel(
+        "Falcon 7B, 40B and 180B",
+        ("falcon-7b", "falcon-40b", "falcon-180b"),
+        f"it is not in Megatron-Bridge {RELEASE}, which has Falcon-H1",
+    ),
+    UnsupportedModel(
         "MiMo-V2-Flash",
         ("mimo-v2",),
         "its layers differ in query groups and rotary base, and Megatron Core's have one of each;"

@@ -31,6 +31,7 @@ _LIMITS = {
     "maxItems": "at most {} items",
     "maxProperties": "at most {} entries",
 }
+_EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 _FLAG_SECTIONS = ("spec.model", "spec.training", "spec.parallelism")
 _MAX_MATCHES = 8
 """Fields that are printed for one name; with more, the user is asked for a longer path."""
@@ -118,10 +119,12 @@ def _walk(path: str, schema: Schema, *, required: bool) -> Iterator[Field]:
 
 def _limits(schema: Schema) -> Iterator[str]:
     for key, text in _LIMITS.items():
-        if key in schema and not (key == "minimum" and schema.get("exclusiveMinimum")):
+        if key in schema and not schema.get(_EXCLUSIVE.get(key, "")):
             yield text.format(schema[key])
     if schema.get("exclusiveMinimum"):
         yield f"above {schema['minimum']}"
+    if schema.get("exclusiveMaximum"):
+        yield f"below {schema['maximum']}"
 
 
 def _flag(path: str) -> str | None:

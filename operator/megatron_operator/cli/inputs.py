@@ -202,9 +202,16 @@ def set_field(resource: dict[str, Any], path: str, value: Any) -> None:
         target = target.setdefault(parent, {})
     if not isinstance(target, dict):
         raise CommandError(f"spec.{path}", "its parent is not an object", "set a field of an object")
-    if parents == ["data"] and leaf in ("blend", "prepare", "sources"):
-        target.pop("mockData", None)
+    if _names_data([*parents, leaf]):
+        resource["spec"]["data"].pop("mockData", None)
     target[leaf] = value
+
+
+def _names_data(path: list[str]) -> bool:
+    """Whether a field is a data source, or a part of one, beside which no random tokens are read."""
+    return path[0] == "data" and path[1:2] in [
+        [each] for each in ("blend", "datasetRoot", "prepare", "sources")
+    ]
 
 
 def complete_recipe(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -105,9 +105,8 @@ def _print(found: "list[Recommendation]", query: "Query", fits: list[str] | None
         print_item("", f"{start}{instead}. Nearest:")
         click.echo()
     if best.plan is None:
-        click.secho(
-            f"{best.entry.name} does not fit on {query.gpus} GPU{'s' if query.gpus > 1 else ''}", bold=True
-        )
+        gpus = f"{query.gpus} GPU{'s' if query.gpus > 1 else ''}"
+        click.secho(f"{best.entry.name} {_verdict(best)} on {gpus}", bold=True)
     else:
         click.secho(best.entry.name, bold=True)
         print_wrapped(best.entry.description, indent=2)
@@ -140,7 +139,9 @@ def _next_command(recommendation: "Recommendation", query: "Query") -> str:
     if entry.engine == "bridge" and entry.starts and not settings:
         return f"megatron init {entry.name} {words} -o recipe.yaml"
     if entry.engine == "bridge" and entry.starts:
-        settings += " --set init.from.huggingFace.path=/data/model --set data.volume.claimName=models"
+        kind = "megatron" if entry.reads_latents else "huggingFace"
+        if entry.fine_tunes or not entry.reads_latents:
+            settings += f" --set init.from.{kind}.path=/data/model --set data.volume.claimName=models"
     return f"megatron plan --recipe {entry.name} {words}{settings}"
 
 
@@ -156,14 +157,30 @@ def _settings(recommendation: "Recommendation", query: "Query") -> str:
 
 
 def _row(recommendation: "Recommendation") -> tuple[str, ...]:
+    from megatron_operator.planner.notes import beyond_memory
+
     p = recommendation.plan
     size = printing.format_count(recommendation.parameters) if recommendation.parameters else "-"
     if p is None:
-        return recommendation.entry.name, size, "-", "-", f"does not fit: {_cause(recommendation.reasons[0])}"
+        return (
+            recommendation.entry.name,
+            size,
+            "-",
+            "-",
+            f"{_verdict(recommendation)}: {_cause(recommendation.reasons[0])}",
+        )
     dims = ParallelDims.of_plan(p)
     layout = f"TP {dims.tp} PP {dims.pp} CP {dims.cp} EP {dims.ep} DP {dims.dp}"
     speed = f"{p.expected.tokens_per_second_per_gpu:,.0f}" if p.expected else "-"
-    return recommendation.entry.name, size, layout, speed, recommendation.reasons[0]
+    beyond = beyond_memory(p)
+    why = recommendation.reasons[0] + (f"; may not fit: {beyond}" if beyond else "")
+    return recommendation.entry.name, size, layout, speed, why
+
+
+def _verdict(refused: "Recommendation") -> str:
+    from megatron_operator.planner.notes import lacks_memory
+
+    return "does not fit" if lacks_memory(refused.reasons) else "cannot run"
 
 
 def _cause(refusal: str) -> str:

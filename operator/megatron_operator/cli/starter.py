@@ -21,10 +21,10 @@ from megatron_operator.cli.limits import planning_limits
 from megatron_operator.cli.planning import refusals
 from megatron_operator.cli.timeline import format_duration
 from megatron_operator.planner import PlannedRun, admit
-from megatron_operator.planner.batch_for_count import batch_for, lacks_only_a_batch
+from megatron_operator.planner.batch_for_count import lacks_only_a_batch, with_suitable_batch
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.instead import names_one_model, what_fits
-from megatron_operator.planner.notes import beyond_memory
+from megatron_operator.planner.notes import beyond_memory, lacks_memory
 from megatron_operator.planner.recommend import Query, recommend
 from megatron_operator.planner.save_interval import save_interval
 
@@ -84,8 +84,8 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
             raise InvalidRecipeError(refused)
         remark = _unusual(entry, known_as, count)
         return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned, remark, batch))
-    if request.gpus is not None and (instead := _instead(request, entry, request.gpus, platform, catalog)):
-        failed = [*failed, instead]
+    if request.gpus is not None:
+        failed += _instead(request, entry, request.gpus, failed, platform, catalog)
     raise InvalidRecipeError(failed)
 
 
@@ -107,23 +107,32 @@ def _admitted(
     except InvalidRecipeError as refused:
         if count is None or not lacks_only_a_batch(refused):
             raise
-    batch = batch_for(entry, count)
-    body["spec"]["training"] = {"globalBatchSize": batch}
-    return planned(), batch
+
+        def with_batch(batch: int) -> PlannedRun:
+            body["spec"]["training"] = {"globalBatchSize": batch}
+            return planned()
+
+        return with_suitable_batch(entry, count, refused, with_batch)
 
 
 def _instead(
-    request: Request, entry: Entry, gpus: int, platform: PlatformConfig, catalog: Catalog
-) -> FieldError | None:
-    """What fits where a recipe that was named does not."""
+    request: Request,
+    entry: Entry,
+    gpus: int,
+    failed: list[FieldError],
+    platform: PlatformConfig,
+    catalog: Catalog,
+) -> list[FieldError]:
+    """What fits where a recipe that was named does not, as one error; none where nothing does."""
     mode = request.mode or entry.modes[0]
     query = Query(entry.name, gpus, request.accelerator, mode, None)
     try:
         found = recommend(query, platform, catalog, planning_limits)
     except InvalidRecipeError:
-        return None
+        return []
     fits = what_fits(query, found, platform, catalog, planning_limits)
-    return FieldError(entry.name, f"does not fit on {gpus}", f"take {', or '.join(fits)}") if fits else None
+    message = f"{'does not fit' if lacks_memory(map(str, failed)) else 'cannot run'} on {gpus}"
+    return [FieldError(entry.name, message, f"take {', or '.join(fits)}")] if fits else []
 
 
 def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tuple[str, Entry]:
@@ -207,7 +216,8 @@ def _resource(recipe: str, entry: Entry, accelerator: str, count: int) -> dict[s
     }
     if _fine_tunes(entry):
         spec["data"]["volume"] = {"claimName": _CLAIM}
-        spec["init"] = {"from": {"huggingFace": {"path": _MODEL}}}
+        kind = "megatron" if entry.reads_latents else "huggingFace"
+        spec["init"] = {"from": {kind: {"path": _MODEL}}}
     elif _reads_folder(entry):
         spec["data"]["volume"] = {"claimName": _CLAIM}
         spec["init"] = {"modelFolder": _MODEL}
@@ -271,13 +281,20 @@ def _lines(
         yield "  init:"
         yield "    # A folder of the claim below with config.json and tokenizer. No weights are read."
         yield f"    modelFolder: {_MODEL}"
-    yield from _samples(entry) if _fine_tunes(entry) else _data(entry)
+    if entry.reads_latents:
+        yield from _latents()
+    else:
+        yield from _samples(entry) if _fine_tunes(entry) else _data(entry)
     yield from _checkpoint(planned)
     yield from _overrides(entry, planned, batch)
 
 
 def _init(entry: Entry) -> Iterator[str]:
     yield "  init:"
+    if entry.reads_latents:
+        yield "    # A folder of the claim with checkpoints of Megatron-Bridge; or recipe: NAME of a run."
+        yield f"    from: {{megatron: {{path: {_MODEL}}}}}"
+        return
     yield "    # A folder of the claim below with the model, as Hugging Face publishes it. A Job imports it."
     yield f"    from: {{huggingFace: {{path: {_MODEL}}}}}"
     yield "  # The fine-tuned model, written by another Job at the end:"
@@ -289,17 +306,28 @@ def _samples(entry: Entry) -> Iterator[str]:
     yield "  data:"
     yield "    # An existing claim, mounted at /data, with both folders:"
     yield f"    volume: {{claimName: {_CLAIM}}}"
-    what = "images" if entry.reads_images else "tokens"
+    what = entry.media or "tokens"
     yield f"    # Random {what}, for a first trial. For your data remove this line and switch on the others."
     yield "    mockData: true"
-    if entry.reads_images:
-        yield "    # Tar files with conversations and images in it; shares of both files; epochs at most:"
-        yield '    #sources: [{path: "/data/images/*.tar", format: webdataset}]'
+    if entry.media:
+        samples = f"conversations and {entry.media}"
+        yield f"    # Tar files with {samples} in it; shares of both files; epochs at most:"
+        yield f'    #sources: [{{path: "/data/{entry.media}/*.tar", format: webdataset}}]'
     else:
         yield "    # Chats in it (OpenAI's or ShareGPT's form); shares of both files; epochs at most:"
         yield '    #sources: [{path: "/data/raw/*.jsonl", format: chat}]'
     yield "    #split: 98,2,0"
     yield "    #maxEpochs: 3"
+
+
+def _latents() -> Iterator[str]:
+    yield "  data:"
+    yield "    # An existing claim, mounted at /data:"
+    yield f"    volume: {{claimName: {_CLAIM}}}"
+    yield "    # Random latents, for a first trial. For your data remove this line and switch on the other."
+    yield "    mockData: true"
+    yield "    # A folder in it with tar files of latents; those of the evaluation are in its validation:"
+    yield "    #datasetRoot: latents"
 
 
 def _data(entry: Entry) -> Iterator[str]:
@@ -346,7 +374,9 @@ def _overrides(entry: Entry, planned: PlannedRun, batch: int | None) -> Iterator
         yield "  training:"
         own = entry.training.global_batch_size
         yield f"    globalBatchSize: {batch}  # no layout on this count divides the catalog's {own}"
-    for name in _HYPERPARAMETERS:
+    # Latents are as long as images and videos are.
+    names = [name for name in _HYPERPARAMETERS if not (entry.reads_latents and name == "seq_length")]
+    for name in names:
         value = getattr(training, name)
         if value is not None and not (batch and name == "global_batch_size"):
             yield f"    #{_field(name)}: {value!r}" if batch else f"  #  {_field(name)}: {value!r}"

@@ -44,7 +44,9 @@ def command(options: RecipeOptions, output: str) -> None:
         printing.exit_with_errors(errors, output, runnable=False)
     if output != "table":
         names = [planned.name for planned in valid]
-        printing.print_data({"runnable": True, "valid": names, "errors": []}, output)
+        warnings = {planned.name: planned.warnings for planned in valid if planned.warnings}
+        content = {"runnable": True, "valid": names, "errors": []}
+        printing.print_data(content | ({"warnings": warnings} if warnings else {}), output)
         return
     for planned in valid:
         p = planned.plan
@@ -52,6 +54,8 @@ def command(options: RecipeOptions, output: str) -> None:
             f"{planned.name}: valid on {p.world_size} x {planned.resolved.accelerator_type} "
             f"({ParallelDims.of_plan(p).describe(('tp', 'pp', 'cp', 'dp'))})"
         )
+        for warning in planned.warnings:
+            click.echo(f"  warning: {warning}")
         for name, text in conversion_lines(planned):
             click.echo(f"  {name}: {text}")
         if planned.resolved.engine == "bridge":

@@ -66,11 +66,14 @@ def checkpoint_contract(
     fixed[OPTIMIZER] = training.get("optimizer") or "adam"
     if resolved.data.tokenizer is not None:
         fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}
-    if resolved.engine == "bridge" and resolved.mode == "pretrain" and resolved.init.model_folder:
+    if resolved.engine == "bridge" and not resolved.fine_tunes and resolved.init.model_folder:
         fixed["init.modelFolder"] = resolved.init.model_folder
     if resolved.data.prepare is not None and resolved.data.prepare.tokenizer_vocab_size is not None:
         fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}
+    if resolved.freezes_otherwise:
+        # The optimizer states are those of the other parts.
+        fixed["freeze"] = " ".join(resolved.frozen)
     if resolved.peft is not None:
         fixed |= {f"peft.{name}": value for name, value in resolved.peft.wire().items() if name != "dropout"}
         if resolved.init.source is not None:

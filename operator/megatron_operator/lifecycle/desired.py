@@ -142,7 +142,7 @@ def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[F
         desired.contract,
         status.checkpoint.iteration,
         bridge=bridge,
-        takes_weights=not (bridge and resolved.mode == "pretrain"),
+        takes_weights=not bridge or resolved.fine_tunes,
     )
 
 

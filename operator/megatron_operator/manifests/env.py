@@ -124,9 +124,13 @@ def environment_objects(resolved: ResolvedRecipe) -> list[Manifest]:
 def _check_names(resolved: ResolvedRecipe) -> None:
     """Raise InvalidRecipeError for names that the operator reserves."""
     errors = [
-        FieldError(f"spec.{field}.{name}", "is set by the operator", "leave it out")
+        FieldError(f"spec.{field}.{name}", reason, "leave it out")
         for field, values in (("env", resolved.env), ("envValueFrom", resolved.env_value_from))
-        for name in sorted(reserved_names.ENVIRONMENT & values.keys())
+        for names, reason in (
+            (reserved_names.ENVIRONMENT, "is set by the operator"),
+            (reserved_names.DEVICES, "would hide accelerators of the pod from its ranks"),
+        )
+        for name in sorted(names & values.keys())
     ]
     if errors:
         raise InvalidRecipeError(errors)

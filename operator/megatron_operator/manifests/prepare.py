@@ -25,7 +25,7 @@ _CREDENTIALS = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS
 _ALL_TO_TRAIN_ON = "100,0"
 """The split of sources beside others that are for validation alone."""
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
-_OF_IMAGES: Manifest = {"requests": {"cpu": "1", "memory": "2Gi"}}
+_OF_SAMPLES: Manifest = {"requests": {"cpu": "1", "memory": "2Gi"}}
 
 
 def _source_arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
@@ -54,7 +54,7 @@ def _store_arguments(prepare: PrepareSpec) -> list[str]:
 
 def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun) -> list[str]:
     """Command-line arguments of `megatron-prepare` for `data.sources` of a recipe that fine-tunes."""
-    kind = "--images" if resolved.reads_images else "--chats"
+    kind = f"--{resolved.media or 'chats'}"
     data = resolved.data
     listed = []
     for source in data.sources or []:
@@ -152,11 +152,11 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     if prepare is None or storage.data is None:
         return None
     workers = prepare.workers or 1
-    by_bridge, fine_tunes = resolved.engine == "bridge", resolved.mode != "pretrain"
+    by_bridge = resolved.engine == "bridge"
     words = [] if by_bridge else dataset_arguments(megatron)
     index = bool(words) and _can_mount_checkpoints(storage, workers)
     claims = {"data": storage.data} | ({"checkpoints": storage.checkpoint} if index else {})
-    if by_bridge and fine_tunes:
+    if resolved.fine_tunes:
         own = _chat_arguments(resolved, prepare, BridgeRun.from_arguments(megatron))
     else:
         if by_bridge:
@@ -172,7 +172,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         container=CONTAINER,
         command="megatron-prepare",
         arguments=own,
-        resources=_OF_IMAGES if resolved.reads_images else RESOURCES,
+        resources=_OF_SAMPLES if resolved.media else RESOURCES,
         final=FINAL,
         claims=claims,
         environment=environment,

@@ -11,6 +11,7 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, ResolvedRecipe, resolve_for_planning
 from megatron_operator.planner.alternatives import Alternative
+from megatron_operator.planner.checks.checkpoint_volume import checkpoint_volume_warnings
 from megatron_operator.planner.checks.lint import lint_warnings
 from megatron_operator.planner.megatron_args import megatron_arguments
 from megatron_operator.planner.notes import memory_warnings
@@ -36,7 +37,11 @@ class PlannedRun:
     @property
     def warnings(self) -> list[str]:
         """Notes of the plan that point at a probable mistake."""
-        return [*memory_warnings(self.plan.memory_per_gpu), *lint_warnings(self.resolved, self.plan)]
+        return [
+            *memory_warnings(self.plan.memory_per_gpu),
+            *checkpoint_volume_warnings(self.resolved, self.plan),
+            *lint_warnings(self.resolved, self.plan),
+        ]
 
 
 def admit(

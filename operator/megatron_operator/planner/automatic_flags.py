@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.checks.lint import EXPERT_OVERLAP
+from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP
 from megatron_operator.planner.estimate import hardware
 
 _MANUAL_GC_INTERVAL = 100

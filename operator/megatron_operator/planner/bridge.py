@@ -78,8 +78,10 @@ def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
     if not resolved.starts:
         return _split_as_function(resolved)
     fixed: dict[str, bool | int] = {} if resolved.may_split_sequences else {"context_parallel_size": 1}
-    if resolved.mode != "pretrain" or resolved.profile.platform == "cpu":
+    if resolved.fine_tunes or resolved.profile.platform == "cpu":
         fixed |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    if not resolved.has_sequence_parallelism:
+        fixed["sequence_parallel"] = False
     update: dict[str, Any] = {"parallelism": resolved.parallelism.model_copy(update=fixed)}
     if resolved.data.packing:
         # A packed sequence is a micro batch of many samples.
@@ -205,11 +207,12 @@ def _sizes(shape: ModelShape | None, seq_length: int, tp: int) -> dict[str, int]
 
 def _estimated(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     """The plan with memory and speed of its layout, fitting or not; as it is where the layers cannot fill the
-    stages, and for runs that the operator starts, whose recomputation only the function knows."""
+    stages, and for runs that the operator starts, whose recomputation only the function knows: not of
+    diffusion models, whose functions set it in the catalog."""
     found, layers = Diagnostics(), resolved.model.num_layers or 1
     pp, mtp = plan.pipeline_model_parallel_size, resolved.model.mtp_num_layers or 0
     split = requested_split(layers, mtp, pp, resolved.parallelism, found) or automatic_split(layers, pp)
-    if resolved.starts or split is None:
+    if split is None or (resolved.starts and not resolved.reads_latents):
         return plan
     estimated = plan.model_copy(update={"stage_layers": list(split.layers)})
     needed = memory.estimate(resolved, estimated)
@@ -269,11 +272,11 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
     if missing:
         reason = f"on GPUs the trainer's image lacks kernels that it needs: {packages}"
         added = f", add {packages} to imageHas of profile {resolved.accelerator_type} if its image has them"
+    by_hand = "" if function.own else ", or start the command that `megatron args` prints yourself"
     return FieldError(
         "spec.recipe",
         f"{resolved.recipe} is run by Megatron-Bridge ({function_name(resolved)}) and not started: {reason}",
-        f"choose a recipe that is started (docs/catalog/bridge.md){added}, or start the"
-        " command that `megatron args` prints yourself",
+        f"choose a recipe that is started (docs/catalog/bridge.md){added}{by_hand}",
     )
 
 
@@ -281,12 +284,12 @@ def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     """The whole command on each node, from the root of Megatron-Bridge's repository.
 
     What the function itself sets is not repeated; torchrun takes node rank and address from PET_NODE_RANK,
-    PET_MASTER_ADDR and PET_MASTER_PORT. Raises InvalidRecipeError for a recipe without a function.
+    PET_MASTER_ADDR and PET_MASTER_PORT. Raises InvalidRecipeError for a recipe without a function of
+    Megatron-Bridge.
     """
-    if resolved.planned_only is not None:
-        raise InvalidRecipeError([not_supported_error(resolved)])
     function = resolved.function
-    assert function is not None, "every other recipe of engine bridge has a function"
+    if function is None or function.own:
+        raise InvalidRecipeError([not_supported_error(resolved)])
     sets, batch = function.parallelism, function.training
     words = ["torchrun", "--nnodes", str(plan.nodes), "--nproc-per-node", str(plan.per_node), SCRIPT]
     words += ["--recipe", str(function.function), "--mode", resolved.mode]

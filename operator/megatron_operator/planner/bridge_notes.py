@@ -12,6 +12,7 @@ from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.layers import ENCODED
 from megatron_operator.planner.estimate.model_shape import model_shape
+from megatron_operator.planner.estimate.parameters import trained_parameters
 
 
 def function_name(resolved: ResolvedRecipe) -> str:
@@ -29,7 +30,9 @@ def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
                 "notes": [
                     *plan.notes,
                     *_tower_notes(resolved),
+                    *diffusion_plan.notes(resolved, plan),
                     *_adapter_notes(resolved, plan),
+                    *_frozen_notes(resolved, plan),
                     *_sample_notes(resolved, plan),
                     *_dispatcher_notes(resolved),
                     note,
@@ -43,6 +46,8 @@ def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
         f"run by Megatron-Bridge ({function_name(resolved)}; `megatron args` prints the command): this"
         " operator does not start its loop yet, and the command is untested on hardware"
     )
+    if resolved.function is not None and resolved.function.own:
+        note = f"run by Megatron-Bridge ({function_name(resolved)}, of this project), and not started here"
     own = (*_tower_notes(resolved), *diffusion_plan.notes(resolved, plan), *_adapter_notes(resolved, plan))
     return plan.model_copy(update={"notes": [*plan.notes, *own, note]})
 
@@ -64,13 +69,28 @@ def _dispatcher_notes(resolved: ResolvedRecipe) -> Iterator[str]:
 def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
     """How many samples the preparation asks for; an epoch has whole batches only."""
     data, length, batch = resolved.data, iterations(resolved.training), plan.global_batch_size
-    if resolved.mode == "pretrain" or not data.sources or length is None:
+    if not resolved.fine_tunes or not data.sources or length is None:
         return
     epochs = data.max_epochs or 1
-    what = "samples" if resolved.reads_images else "conversations"
+    what = "samples" if resolved.media else "conversations"
     yield (
         f"data.sources must have at least {math.ceil(length / epochs) * batch:,} {what} for training:"
         f" trainIters {length:,} x globalBatchSize {batch:,}, at most {epochs:,} times each (data.maxEpochs)"
+    )
+
+
+def _frozen_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
+    shape = model_shape(resolved.model, Diagnostics())
+    if not resolved.frozen or shape is None or plan.parameters is None:
+        return
+    trained = trained_parameters(shape, resolved.frozen, plan.parameters)
+    of_tower = {"vision", "projector"} & {*resolved.frozen}
+    known = len(of_tower) != 1 or all(tower.projector is not None for tower in shape.towers)
+    language = "language" in resolved.frozen
+    activations = "; activations are estimated as if the language model were trained" if language else ""
+    yield (
+        f"frozen: {', '.join(resolved.frozen)}; {'' if known else 'at most '}{trained:,} parameters are"
+        f" trained, the others have neither gradients nor optimizer states{activations}"
     )
 
 

@@ -14,6 +14,7 @@ from megatron_contract.bridge_run import (
     NULL_TOKENIZER,
     PACKED_FOLDER,
     PEFT_SCHEME,
+    SOUND_TEXT,
     BridgeRun,
     Value,
 )
@@ -21,6 +22,7 @@ from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 from megatron_contract.time_limits import collective_minutes
 
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -72,6 +74,12 @@ _OF_PEFT: Final = {
     "dropout": "peft.dropout",
     "target_modules": "peft.target_modules",
 }
+_OF_PARTS: Final[dict[ModelPart, str]] = {
+    "language": "model.freeze_language_model",
+    "vision": "model.freeze_vision_model",
+    "projector": "model.freeze_vision_projection",
+}
+"""Part of a vision-language model -> path of whether it is frozen."""
 
 _OF_HUB: Final = (
     "hf_dataset",
@@ -93,6 +101,7 @@ def bridge_run(resolved: ResolvedRecipe, plan: Plan, name: str) -> BridgeRun:
         _layout(resolved, plan),
         _training(resolved, plan),
         _adapters(resolved),
+        _frozen(resolved),
         _checkpoint(resolved, name),
         _data(resolved, name),
     ):
@@ -102,22 +111,39 @@ def bridge_run(resolved: ResolvedRecipe, plan: Plan, name: str) -> BridgeRun:
 
 def missing_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors of what the run needs besides a layout: its model's folder, weights and data."""
-    if resolved.mode == "pretrain":
+    if resolved.reads_latents:
+        return list(_missing_to_diffuse(resolved))
+    if not resolved.fine_tunes:
         return list(_missing_to_pretrain(resolved))
     found = []
     # Weights that are imported are in the model's folder.
     if resolved.init.folder_of_model is None and resolved.init.source is not None:
         found.append(_no_folder("the architecture and the tokenizer are read from it"))
     if resolved.init.source is None:
-        message = f"is not set: {resolved.recipe} would train random weights"
+        what = "a projector between random weights" if resolved.mode == "pretrain" else "random weights"
+        message = f"is not set: {resolved.recipe} would train {what}"
         fix = "set init.from.huggingFace.path to the folder of a model"
         found.append(FieldError("spec.init.from", message, fix))
     if not resolved.data.mock_data and resolved.data.dataset_root is None:
         fix = "set data.sources, data.datasetRoot, or data.mockData: true for a trial"
-        if resolved.reads_images:
+        if resolved.media:
             fix = "set data.sources with format: webdataset, or data.mockData: true for a trial"
         found.append(FieldError("spec.data", "no training data is configured", fix))
-    return found
+    return [*found, *_too_long(resolved)]
+
+
+def _too_long(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Sequences in which the model attends otherwise than Megatron-Bridge has it."""
+    function = resolved.function
+    name = function.function if function is not None else None
+    longest = bridge_support.LONGEST_SEQUENCES.get(bridge_support.architecture(name or ""))
+    length = resolved.training.seq_length or 0
+    if longest is not None and length > longest:
+        message = (
+            f"{length} is above {longest}: further on the model attends to selected blocks of tokens, and "
+            "Megatron-Bridge has it attend to all of them"
+        )
+        yield FieldError("spec.training.seqLength", message, f"set it to at most {longest}")
 
 
 def _no_folder(why: str) -> FieldError:
@@ -131,6 +157,17 @@ def _missing_to_pretrain(resolved: ResolvedRecipe) -> Iterator[FieldError]:
         yield _no_folder("the architecture is read from its config.json")
 
 
+def _missing_to_diffuse(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Latents, and what is fine-tuned."""
+    if resolved.fine_tunes and resolved.init.source is None:
+        message = f"is not set: {resolved.recipe} would train random weights"
+        fix = "set init.from.megatron or init.from.recipe: a checkpoint of Megatron-Bridge"
+        yield FieldError("spec.init.from", message, fix)
+    if not resolved.data.mock_data and resolved.data.dataset_root is None:
+        fix = "set data.datasetRoot to a folder of tar files with latents, or data.mockData: true for a trial"
+        yield FieldError("spec.data", "no training data is configured", fix)
+
+
 def _reads_model_folder(resolved: ResolvedRecipe) -> bool:
     function = resolved.function
     return function is not None and bridge_support.reads_model_folder(str(function.function))
@@ -138,12 +175,12 @@ def _reads_model_folder(resolved: ResolvedRecipe) -> bool:
 
 def _layout(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]:
     fields = dict(_OF_PLAN)
-    if resolved.mode != "pretrain":
+    if resolved.fine_tunes:
         fields |= _OF_RECOMPUTATION | _OF_OVERLAP
     elif plan.expected is not None or plan.recompute_granularity is not None:
         fields |= _OF_RECOMPUTATION
     # Pretraining functions set both, also of models whose shape the catalog does not have.
-    if resolved.model.num_experts or resolved.mode == "pretrain":
+    if resolved.model.num_experts or not resolved.fine_tunes:
         fields |= _OF_EXPERTS
     for field, path in fields.items():
         yield path, getattr(plan, field)
@@ -153,7 +190,7 @@ def _layout(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]
         yield "model.moe_token_dispatcher_type", "alltoall"
     if plan.recompute_modules:
         yield "model.recompute_modules", list(plan.recompute_modules)
-    if plan.context_parallel_size > 1 and resolved.mode != "pretrain":
+    if plan.context_parallel_size > 1 and resolved.fine_tunes:
         # A rank's part of a sample may have no token of an answer: Bridge requires both then.
         yield "model.calculate_per_token_loss", True
         yield "ddp.average_in_collective", False
@@ -183,6 +220,11 @@ def _adapters(resolved: ResolvedRecipe) -> Iterator[tuple[str, Value]]:
         yield path, getattr(resolved.peft, field)
 
 
+def _frozen(resolved: ResolvedRecipe) -> Iterator[tuple[str, Value]]:
+    for part, path in _OF_PARTS.items() if resolved.media == "images" and resolved.peft is None else ():
+        yield path, part in resolved.frozen
+
+
 def _checkpoint(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
     yield "checkpoint.save", f"{CHECKPOINT_DIR}/{name}"
     yield "checkpoint.save_interval", resolved.checkpoint.save_interval
@@ -199,13 +241,16 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
         yield "tokenizer.tokenizer_model", tokenizer.tokenizer_model
     if data.num_workers is not None:
         yield "dataset.num_workers", data.num_workers
-    if resolved.reads_images:
-        yield IMAGE_TEXT, True
+    if resolved.media:
+        yield SOUND_TEXT if resolved.media == "sound" else IMAGE_TEXT, True
     if data.mock_data:
         yield MOCK_DATA, True
-    elif resolved.mode == "pretrain":
+    elif resolved.reads_latents:
+        yield "dataset.dataset_root", f"{DATA_DIR}/{data.dataset_root}"
+        yield "dataset.do_validation", resolved.training.eval_iters != 0
+    elif not resolved.fine_tunes:
         yield from _corpus(resolved, name)
-    elif resolved.reads_images:
+    elif resolved.media:
         yield "dataset.dataset_root", f"{DATA_DIR}/{data.dataset_root}"
         yield "dataset.do_validation", resolved.training.eval_iters != 0
     elif data.dataset_root is not None:

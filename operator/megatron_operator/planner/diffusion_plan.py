@@ -15,6 +15,8 @@ _IGNORED: Final = {
     "contextParallelSize": ("cp", "no sequence would be split"),
 }
 """Sizes that `Flux` of Megatron-Bridge 0.6.2 does not read, and what would happen instead."""
+_ONE_STAGE: Final = "Megatron-Bridge computes a loss in every stage, whose noise is another one in each"
+"""Of Wan (`WanFlowMatchingPipeline.step`), which ends with an error of shapes."""
 
 
 def check(resolved: ResolvedRecipe, dims: ParallelDims, pod: int) -> None:
@@ -27,11 +29,11 @@ def check(resolved: ResolvedRecipe, dims: ParallelDims, pod: int) -> None:
         return
     _check_split(resolved, dims, pod, found)
     if spec.joint_layers is None:
-        if (layers := resolved.model.num_layers or 1) % dims.pp:
+        if dims.pp > 1:
             found.error(
                 "spec.parallelism.pipelineModelParallelSize",
-                f"{dims.pp} does not divide the {layers} layers",
-                "set a divisor",
+                f"{dims.pp}: {_ONE_STAGE}",
+                "leave it out, and set tensorModelParallelSize or contextParallelSize instead",
             )
         if (
             resolved.is_set_by_user("training.seqLength")
@@ -40,7 +42,7 @@ def check(resolved: ResolvedRecipe, dims: ParallelDims, pod: int) -> None:
             found.error(
                 "spec.training.seqLength",
                 f"{UNUSED_SEQ_LENGTH} stands for the size of the function's random data",
-                "set another length, up to which samples are packed, or leave it out",
+                "set another length, the most tokens that a sample may have, or leave it out",
             )
         found.raise_errors()
         return
@@ -51,6 +53,12 @@ def check(resolved: ResolvedRecipe, dims: ParallelDims, pod: int) -> None:
                 f"{getattr(dims, name)}: Megatron-Bridge does not split this model so, and {why}",
                 "leave it out, and set tensorModelParallelSize instead",
             )
+    if resolved.parallelism.recompute_granularity == "full":
+        found.error(
+            "spec.parallelism.recomputeGranularity",
+            "full has no effect: Megatron-Bridge computes no layer of this model again",
+            "set selective, or leave it out",
+        )
     if resolved.is_set_by_user("training.seqLength"):
         found.error(
             "spec.training.seqLength",
@@ -97,7 +105,7 @@ def notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
     if own.joint or asked == UNUSED_SEQ_LENGTH:
         unit, origin = "samples", f"the size of the function's random data, not seqLength {asked:,}"
     else:
-        unit, origin = "sequences", "seqLength, up to which samples are packed"
+        unit, origin = "sequences", "seqLength, the most that a sample may have"
     speed = ""
     if plan.expected is not None:
         each = plan.expected.tokens_per_second_per_gpu / tokens

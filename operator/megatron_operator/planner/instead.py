@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
-from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.recipe import AcceleratorSpec, MegatronRecipeSpec
 from megatron_operator.catalog import Catalog, Entry
+from megatron_operator.catalog.accelerator import select_accelerator
 from megatron_operator.planner.admission import admit
 from megatron_operator.planner.recommend import Limits, Query, Recommendation, recommend
 
 MAX_COUNT = 2048
-"""Accelerators up to which larger counts are tried, each twice the one before."""
+"""Accelerators up to which larger counts are tried."""
 _MANY = re.compile(r"[\d.]+[bmt]|moe|dense|vlm|vision|audio|diffusion")
 
 
@@ -61,16 +62,25 @@ def _first(query: Query, platform: PlatformConfig, catalog: Catalog, limits: Lim
 def _count(
     entry: Entry, query: Query, platform: PlatformConfig, catalog: Catalog, limits: Limits
 ) -> int | None:
-    """The first doubling of the count on which a recipe fits."""
-    count = 2 * query.gpus
-    while count <= MAX_COUNT:
+    """The first of the larger counts to try on which a recipe fits."""
+    picked = select_accelerator(AcceleratorSpec(type=query.accelerator, count=query.gpus), platform)
+    if isinstance(picked, FieldError):
+        return None
+    for count in _larger(query.gpus, picked[1].per_node):
         accelerator = {"count": count} | ({"type": query.accelerator} if query.accelerator else {})
         spec = {"recipe": entry.name, "accelerator": accelerator, "data": {"mockData": True}}
         try:
             with limits():
                 admit(entry.name, MegatronRecipeSpec.model_validate(spec), platform, catalog)
         except InvalidRecipeError:
-            count *= 2
-        else:
-            return count
+            continue
+        return count
     return None
+
+
+def _larger(count: int, per_node: int) -> list[int]:
+    """Counts above this one: the next of whole nodes, doublings of it, of the count and of a node."""
+    nodes = -(-count // per_node) * per_node
+    sizes = {each << k for each in (count, nodes, per_node) for k in range(MAX_COUNT.bit_length())}
+    suited = {size for size in sizes if size < per_node or size % per_node == 0}
+    return sorted(size for size in suited if count < size <= MAX_COUNT)

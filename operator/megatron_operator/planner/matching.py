@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.catalog import Entry
+from megatron_operator.catalog.unsupported_models import why_unsupported
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import parameters
 
@@ -60,8 +61,8 @@ def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
     if text in _kinds(entry):
         return Match(1, by="kind")
     asked = _billions(text)
-    if asked is None or size is None or entry.planned_only is not None:
-        return None  # what has no function stands in for no other model
+    if asked is None or size is None or entry.planned_only is not None or why_unsupported(text):
+        return None  # what has no function stands in for no other model, and nothing for one that is known
     factor = max(asked / size, size / asked)
     distance = round(math.log2(factor), 1)
     stem = _SIZE.split(text, maxsplit=1)[0].rstrip("-")
@@ -97,6 +98,8 @@ def _kinds(entry: Entry) -> set[str]:
     words = entry.description.lower()
     if entry.family == "diffusion":
         return {"diffusion"}
+    if entry.aligns_projector:
+        return {"vlm", "vision"}
     kinds = {"moe" if entry.model.num_experts else "dense"} if entry.model.num_layers else set()
     if "vision" in words or "vl" in entry.name.split("-"):
         kinds |= {"vlm", "vision"}

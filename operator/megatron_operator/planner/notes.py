@@ -1,5 +1,7 @@
 """Notes of a plan (`status.plan.notes`): the reason for each choice."""
 
+from collections.abc import Iterable
+
 from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
@@ -102,6 +104,11 @@ def memory_warnings(memory: MemoryPerGpu | None) -> list[str]:
         return []
     total, capacity = memory.total / GIB, memory.capacity / GIB
     return [f"memory may not suffice: {total:.1f} GiB estimated, {capacity:.1f} GiB available"]
+
+
+def lacks_memory(reasons: Iterable[str]) -> bool:
+    """Whether an error of a recipe is that its layout needs more memory than there is."""
+    return any("GiB" in reason for reason in reasons)
 
 
 def beyond_memory(plan: Plan | None) -> str | None:

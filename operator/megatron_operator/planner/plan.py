@@ -1,5 +1,7 @@
 """Plans a resolved recipe: returns a plan, or raises with every error that was found."""
 
+from dataclasses import replace
+
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import SPEC_FIELDS, ParallelDims
@@ -30,6 +32,7 @@ from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.workload import execution, numerics
 from megatron_operator.planner.retention import parallelism_of, same_layout
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
+from megatron_operator.planner.search.published_memory import keeps_published_memory
 from megatron_operator.planner.search.rank import Ranking, rank
 
 _LAYOUT_FIELDS = (
@@ -154,6 +157,8 @@ def _plan_bridge(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan
             if resolved.layout is None:
                 raise
             error = invalid.errors[0]
+            if "GiB" in error.message and not keeps_published_memory(resolved):
+                raise
             reason = "by its estimate it does not fit" if "GiB" in error.message else str(error)
             found.note(f"published layout used, although the planner rejects it: {reason}")
     pod = _ranks_per_pod(resolved, found)
@@ -167,7 +172,10 @@ def _plan_with_layout_of(previous: Plan, resolved: ResolvedRecipe) -> Plan:
     # A packed sequence is a micro batch of many samples.
     fixed = resolved.is_set_by_user("training.microBatchSize") or resolved.data.packing
     own = resolved.training.micro_batch_size if fixed else None
-    return plan_of(*_solve(resolved, asked, own or previous.micro_batch_size, refine=False))
+    micro_batch = own or previous.micro_batch_size
+    # A larger micro batch than that which runs may need more memory than there is.
+    has_run = micro_batch <= previous.micro_batch_size
+    return plan_of(*_solve(resolved, asked, micro_batch, refine=False, has_run=has_run))
 
 
 def _plan_and_compare(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternative]]:
@@ -216,15 +224,16 @@ def _solve(
     micro_batch: int | None,
     *,
     refine: bool | None = None,
+    has_run: bool = False,
 ) -> tuple[PlanningProblem, Ranking, Diagnostics]:
     """The problem, its ranked candidates and the notes. Raises InvalidRecipeError without a candidate.
 
-    `refine`: as in `PlanningProblem`; by default unless the catalog fixes the stages.
+    `refine`, `has_run`: as in `PlanningProblem`; `refine` by default unless the catalog fixes the stages.
     """
     if refine is None:
         refine = not _is_published(resolved) or resolved.parallelism.pipeline_model_parallel_size is None
     found = Diagnostics(notes=list(resolved.notes))
-    problem = _problem(resolved, asked, micro_batch, refine, found)
+    problem = replace(_problem(resolved, asked, micro_batch, refine, found), has_run=has_run)
     ranking = rank(problem, found)
     if ranking.best is not None:
         _check_sequence_parallel(problem, ranking.best, found)
@@ -311,6 +320,9 @@ def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
             f"set {lower} or {lower + per_node}, or perNode to a divisor of {count}",
         )
     elastic = resolved.recovery.elastic
+    if elastic is not None and elastic.min_count == count:
+        # Also the plan of a run that has shrunk this far.
+        found.note(f"recovery.elastic.minCount {count}: on {count} accelerators the run cannot shrink")
     if elastic is not None and elastic.min_count > per_node and elastic.min_count % per_node:
         lower = elastic.min_count // per_node * per_node
         found.error(

@@ -11,8 +11,12 @@ from megatron_operator.api.recipe import AcceleratorSpec, MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, Entry, PublishedLayout, hugging_face
 from megatron_operator.catalog.accelerator import select_accelerator
-from megatron_operator.planner.admission import admit
-from megatron_operator.planner.batch_for_count import batch_for, lacks_only_a_batch
+from megatron_operator.planner.admission import PlannedRun, admit
+from megatron_operator.planner.batch_for_count import (
+    lacks_only_a_batch,
+    smaller_micro_batch,
+    with_suitable_batch,
+)
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.matching import (
@@ -27,6 +31,7 @@ from megatron_operator.planner.matching import (
 from megatron_operator.planner.model_names import catalog_name
 from megatron_operator.planner.no_match import no_match
 from megatron_operator.planner.notes import beyond_memory
+from megatron_operator.planner.search.rank import MEASURED
 
 MAX_RECOMMENDATIONS = 4
 """Recipes that are planned: the best and three others."""
@@ -72,6 +77,12 @@ class Recommendation:
         """Whether the operator can start it."""
         return self.plan is not None and self.entry.starts
 
+    @property
+    def fits(self) -> bool:
+        """Whether its memory is believed to suffice: a published layout runs whose estimate is above it."""
+        memory = self.plan.memory_per_gpu if self.plan else None
+        return memory is None or memory.capacity is None or memory.total <= MEASURED * memory.capacity
+
 
 Limits = Callable[[], AbstractContextManager[None]]
 """Makes a context in which one recipe is planned; it raises InvalidRecipeError where that takes too much."""
@@ -102,11 +113,18 @@ def recommend(
         raise InvalidRecipeError([no_match(query.model, query.mode, asked, catalog)])
     found: list[tuple[_Candidate, Recommendation]] = []
     for candidate in (replace(each, entry=each.entry.on(profile)) for each in candidates[:MAX_TRIED]):
-        if len(found) >= MAX_RECOMMENDATIONS and any(made.plan for _, made in found):
+        if len(found) >= MAX_RECOMMENDATIONS and any(made.plan and made.fits for _, made in found):
             break
         tried = replace(candidate, stands_in=missing and candidate.match.rank == 2)
         found.append((tried, _recommendation(query, tried, platform, catalog, limits)))
-    found.sort(key=lambda each: (_identity(query, each[0]), not each[1].runnable, each[1].plan is None))
+    found.sort(
+        key=lambda each: (
+            _identity(query, each[0]),
+            not each[1].runnable,
+            each[1].plan is None,
+            not each[1].fits,
+        )
+    )
     best, *others = [made for _, made in found]
     if asked is not None and hugging_face.is_other_release(asked):
         same = f"{asked} has the layers of {query.model}"
@@ -220,21 +238,29 @@ def _recommendation(
             longest = max(query.seq_length, entry.model.max_position_embeddings or 0)
             spec["model"] = {"maxPositionEmbeddings": longest}
     batch = None
+
+    def run(**settings: int) -> PlannedRun:
+        training = settings | dict(spec.get("training") or {})  # type: ignore[call-overload]
+        return _run(entry.name, spec | {"training": training}, platform, catalog, limits)
+
     try:
-        found = _plan(entry.name, spec, platform, catalog, limits)
+        found = _run(entry.name, spec, platform, catalog, limits).plan
     except InvalidRecipeError as refused:
-        batch = batch_for(entry, query.gpus)
         try:
             if not lacks_only_a_batch(refused):
                 raise
-            training = {"globalBatchSize": batch} | dict(spec.get("training") or {})  # type: ignore[call-overload]
-            found = _plan(entry.name, spec | {"training": training}, platform, catalog, limits)
+            suited, batch = with_suitable_batch(
+                entry, query.gpus, refused, lambda size: run(globalBatchSize=size)
+            )
+            found = suited.plan
         except InvalidRecipeError as decisive:
             # What is wrong with a batch that suits the count as well, or with more than the batch.
             reasons = tuple(str(error) for error in decisive.errors)
             return Recommendation(entry, candidate.parameters, None, False, reasons)
     published = not stretched and layout is not None and layout.count == query.gpus and batch is None
-    reasons = tuple(_reasons(query, candidate, found, published, batch))
+    own = {} if batch is None else {"globalBatchSize": batch}
+    smaller = smaller_micro_batch(found, lambda size: run(microBatchSize=size, **own))
+    reasons = tuple(_reasons(query, candidate, found, published, batch, smaller))
     return Recommendation(entry, candidate.parameters, found, published, reasons, batch)
 
 
@@ -243,15 +269,20 @@ def _spec(name: str, query: Query) -> dict[str, object]:
     return {"recipe": name, "accelerator": accelerator, "data": {"mockData": True}}
 
 
-def _plan(
+def _run(
     name: str, spec: dict[str, object], platform: PlatformConfig, catalog: Catalog, limits: Limits
-) -> Plan:
+) -> PlannedRun:
     with limits():
-        return admit(name, MegatronRecipeSpec.model_validate(spec), platform, catalog).plan
+        return admit(name, MegatronRecipeSpec.model_validate(spec), platform, catalog)
 
 
 def _reasons(
-    query: Query, candidate: _Candidate, found: Plan, published: bool, batch: int | None
+    query: Query,
+    candidate: _Candidate,
+    found: Plan,
+    published: bool,
+    batch: int | None,
+    smaller: str | None,
 ) -> Iterator[str]:
     entry, layout = candidate.entry, candidate.layout
     if candidate.match.by == "size":
@@ -266,10 +297,8 @@ def _reasons(
         yield "its layout is planned"
     memory = found.memory_per_gpu
     if memory is not None and memory.capacity and memory.total > memory.capacity:
-        yield (
-            f"memory may not suffice: {memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB, as"
-            " estimated; try a smaller microBatchSize"
-        )
+        needs = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB, as estimated"
+        yield f"memory may not suffice: {needs}{f'; {smaller}' if smaller else ''}"
     if split := _splitting_function(entry, query.seq_length):
         yield (
             f"{split.function} is published for these sequences, with CP "
@@ -304,7 +333,7 @@ def _admitted(
 ) -> Plan | None:
     """The plan of a recipe for the query's accelerators; None if it is refused."""
     with suppress(InvalidRecipeError):
-        return _plan(name, _spec(name, query), platform, catalog, limits)
+        return _run(name, _spec(name, query), platform, catalog, limits).plan
     return None
 
 

@@ -13,7 +13,7 @@ from megatron_operator.api.platform import DispatcherPackage
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.entry import BACKEND
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.checks.lint import EXPERT_OVERLAP
+from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.step_time import expected
 from megatron_operator.planner.estimate.uncertainty import mean_error

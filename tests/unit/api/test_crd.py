@@ -105,6 +105,11 @@ def test_an_exclusive_minimum_is_written_as_in_openapi_3_0() -> None:
     assert (lr["minimum"], lr["exclusiveMinimum"]) == (0, True)
 
 
+def test_an_exclusive_maximum_is_written_as_in_openapi_3_0() -> None:
+    dropout = schema()["properties"]["spec"]["properties"]["model"]["properties"]["hiddenDropout"]
+    assert (dropout["maximum"], dropout["exclusiveMaximum"]) == (1, True)
+
+
 def test_megatron_args_accept_values_of_any_type() -> None:
     values = schema()["properties"]["spec"]["properties"]["megatronArgs"]["additionalProperties"]
     assert values == {"x-kubernetes-preserve-unknown-fields": True}

@@ -86,6 +86,8 @@ def errors(section: str, name: str, value: Any) -> list[str]:
             "set spec.model.swiglu: true, squaredRelu or quickGeglu, or leave them out for GELU",
         ),
         ("training", "colour", "leave it out; other Megatron flags go below spec.megatronArgs"),
+        ("scheduling", "colour", "leave it out"),
+        ("checkpoint", "interval", "did you mean `saveInterval`?"),
     ],
 )
 def test_an_unknown_field_is_answered_with_todays_name(section: str, name: str, fix: str) -> None:

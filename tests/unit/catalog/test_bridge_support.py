@@ -8,9 +8,10 @@ from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.catalog import Entry, bridge_support
 from megatron_trainer.weights.cpu_model import CONVERTS
 
-from testkit.fine_tuned import CASES, IMAGE_CASES
+from testkit.fine_tuned import CASES, FROZEN_CASES, IMAGE_CASES, SOUND_CASES
 from testkit.image_models import FAMILIES
 from testkit.pretrained import CASES as PRETRAINED
+from testkit.sound_models import FAMILIES as SOUND_FAMILIES
 from testkit.weights.families import by_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "weights.md"
@@ -35,7 +36,8 @@ def test_every_model_that_is_started_is_trained_in_each_mode_of_its_recipes(mode
         for x in CASES
         if entries[x.recipe].modes[0] == mode
     }
-    fine_tuned = (bridge_support.STARTED - bridge_support.READ_IMAGES) & with_recipes
+    read = bridge_support.READ_IMAGES | bridge_support.READ_SOUND
+    fine_tuned = (bridge_support.STARTED - read) & with_recipes
     assert trained == {name: name for name in fine_tuned}
 
 
@@ -48,7 +50,34 @@ def test_every_model_that_reads_images_is_trained_on_them_in_both_modes(mode: st
         if entries[x.recipe].modes[0] == mode
     }
 
-    assert trained == {name: name for name in bridge_support.READ_IMAGES}
+    with_recipes = {architecture(entry) for entry in OF_BRIDGE if entry.modes[0] == mode}
+    assert trained == {name: name for name in bridge_support.READ_IMAGES & with_recipes}
+
+
+@pytest.mark.parametrize("mode", ["sft", "lora"])
+def test_every_model_that_takes_sound_is_trained_on_it_in_both_modes(mode: str) -> None:
+    entries = {entry.name: entry for entry in OF_BRIDGE}
+    trained = {
+        architecture(entries[x.recipe]): SOUND_FAMILIES[x.family].architecture
+        for x in SOUND_CASES
+        if entries[x.recipe].modes[0] == mode
+    }
+
+    assert trained == {name: name for name in bridge_support.READ_SOUND}
+
+
+def test_the_projector_of_every_model_whose_recipe_trains_it_alone_was_trained() -> None:
+    entries = {entry.name: entry for entry in OF_BRIDGE}
+    trained = {
+        architecture(entries[x.recipe]): FAMILIES[x.family].architecture
+        for x in FROZEN_CASES
+        if entries[x.recipe].aligns_projector
+    }
+    assert trained == {name: name for name in {architecture(x) for x in OF_BRIDGE if x.aligns_projector}}
+
+
+def test_parts_are_frozen_of_models_that_were_trained_so() -> None:
+    assert {FAMILIES[case.family].architecture for case in FROZEN_CASES} == bridge_support.FROZEN_IN_PARTS
 
 
 def test_no_recipe_fine_tunes_a_model_that_the_page_of_weights_refuses() -> None:
@@ -82,7 +111,7 @@ def test_a_recipe_that_is_started_has_a_function_that_is(entry: Entry) -> None:
 
 
 def test_a_small_model_of_every_architecture_that_is_pretrained_was_trained() -> None:
-    pretrained = {architecture(entry) for entry in ON_CPUS if entry.starts and not entry.fine_tunes}
+    pretrained = {architecture(entry) for entry in ON_CPUS if entry.starts and not entry.fine_tunes} - {""}
     entries = {entry.name: entry for entry in OF_BRIDGE}
 
     assert {case.architecture for case in PRETRAINED} == pretrained
@@ -100,8 +129,10 @@ def test_only_models_with_kernels_of_their_own_start_on_fewer_accelerators_than_
         for entry in OF_BRIDGE
         if entry.model.linear_attention_freq and entry.fine_tunes and entry.model.tower
     }
-    sparse = {"glm5.2", "glm5.2-sft", "glm5.2-lora"}
-    assert kernels == hybrid | gated | images | sparse
+    sparse = {"glm5.1-sft", "glm5.2", "glm5.2-sft", "glm5.2-lora"}
+    beside = {entry.name for entry in OF_BRIDGE if entry.model.mamba_beside_attention}
+    assert kernels == hybrid | gated | images | sparse | beside
+    assert len(beside) == 6
     assert len(hybrid) == 33
     assert len(gated) == 4
-    assert len(images) == 16
+    assert len(images) == 21

@@ -2,6 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
+from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import ResolvedRecipe
 from megatron_operator.catalog.schedule import largest_batch, tokens
 
@@ -112,3 +114,30 @@ def test_scaling_without_a_catalog_entry_is_rejected(refusal: Refusal) -> None:
 @pytest.mark.parametrize("schedule", ["1" * 5000, "0:" + "1" * 5000, "0:²", ":", "0:٣"])
 def test_a_ramp_up_that_is_no_list_of_pairs_has_no_largest_batch(schedule: str) -> None:
     assert largest_batch({"stepBatchSizeSchedule": schedule}) is None
+
+
+def test_the_recipes_decay_is_kept_where_the_length_is_the_catalogs(resolve: Resolve) -> None:
+    resolved = resolve(recipe="small-1", training={"lrDecayIters": 500})
+    assert resolved.training.lr_decay_iters == 500
+    assert not any("dropped" in note for note in resolved.notes)
+
+
+def test_the_recipes_decay_is_converted_to_the_unit_of_the_catalogs_length(resolve: Resolve) -> None:
+    resolved = resolve(recipe="small-1", training={"lrDecaySamples": 16_001})
+    assert (resolved.training.lr_decay_iters, resolved.training.lr_decay_samples) == (501, None)
+    assert "lrDecaySamples 16,001 is lrDecayIters 501, in the unit of trainIters" in resolved.notes
+
+
+def test_the_catalogs_warmup_must_end_before_the_recipes_decay(refusal: Refusal) -> None:
+    line = refusal(recipe="small-1", training={"lrDecayIters": 10})["spec.training.lrWarmupIters"]
+    assert "a warm-up of 20 iterations (catalog small-1) does not end before the decay of 10" in line
+
+
+def test_the_catalogs_warmup_follows_a_decay_in_samples(small: Any, platform: Any) -> None:
+    """Length and warm-up are both the catalog's, in tokens and iterations."""
+    decay = {"lrDecaySamples": 50_000_000}
+    asked = {"recipe": "llama3-70b", "accelerator": {"type": "h100", "count": 64}, "data": {"mockData": True}}
+    spec = MegatronRecipeSpec.model_validate(asked | {"training": decay})
+    training = catalog.resolve(spec, platform, small).training
+    assert (training.lr_warmup_iters, training.lr_warmup_samples) == (None, 2000 * 1024)
+    assert (training.lr_decay_iters, training.lr_decay_samples) == (None, 50_000_000)

@@ -43,7 +43,7 @@ def test_render_reports_that_there_are_no_objects() -> None:
     assert done.exit_code == 2
     (error,) = json.loads(done.stdout)["errors"]
     assert error["field"] == "spec.recipe"
-    assert "not started: images, video and sound are not passed on" in error["message"]
+    assert "not started: the weights of its talker do not convert" in error["message"]
 
 
 def test_the_list_has_engine_mode_and_function() -> None:

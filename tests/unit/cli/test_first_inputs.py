@@ -172,12 +172,12 @@ def test_other_names_of_a_mode_are_understood(words: str, mode: str) -> None:
     assert done.stdout == same.stdout
 
 
-def test_a_kind_of_which_the_operator_starts_nothing_is_an_error_with_the_nearest() -> None:
-    done = megatron("recommend", "--model", "diffusion", "--gpus", "8")
+def test_a_size_of_which_the_operator_starts_nothing_is_an_error_with_the_nearest() -> None:
+    done = megatron("recommend", "--model", "56b", "--gpus", "8")
     assert done.exit_code == 2
-    assert done.stdout.startswith("The operator starts no pretrain recipe for diffusion on 8 GPUs. Nearest:")
-    assert "Next: megatron args --recipe wan2.1-1.3b --gpus 8" in done.stdout
-    named = megatron("recommend", "--model", "wan2.1-1.3b", "--gpus", "8")
+    assert done.stdout.startswith("The operator starts no pretrain recipe for 56b on 8 GPUs; it starts ")
+    assert "Next: megatron args --recipe nemotron-h-56b --gpus 8" in done.stdout
+    named = megatron("recommend", "--model", "nemotron-h-56b", "--gpus", "8")
     assert (named.exit_code, "Nearest" in named.stdout) == (0, False)
 
 
@@ -251,3 +251,10 @@ def test_what_is_published_for_shorter_sequences_is_no_hint_for_longer_ones() ->
     done = megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "--seq-length", "100000000")
     assert done.exit_code == 2
     assert "published" not in done.stdout.partition("RUNNERS-UP")[0]
+
+
+@pytest.mark.parametrize("source", ["datasetRoot=chats", "blend=[{path: text}]", "prepare.source=text"])
+def test_a_data_source_of_set_replaces_the_random_tokens_of_a_recipe_by_name(source: str) -> None:
+    volume = ("--set", "data.volume.claimName=corpus")
+    printed = megatron("validate", *LLAMA, *volume, "--set", f"data.{source}").stderr
+    assert "more than once" not in printed

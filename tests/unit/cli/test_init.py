@@ -11,7 +11,8 @@ from megatron_operator import catalog
 from megatron_operator.cli.main import cli
 
 RUNNABLE = [entry.name for entry in catalog.load() if entry.starts]
-FINE_TUNED = {entry.name for entry in catalog.load() if entry.starts and entry.fine_tunes}
+ON_LATENTS = {entry.name for entry in catalog.load() if entry.starts and entry.reads_latents}
+FINE_TUNED = {entry.name for entry in catalog.load() if entry.starts and entry.fine_tunes} - ON_LATENTS
 
 
 def megatron(*words: str) -> Result:
@@ -43,6 +44,8 @@ def test_a_new_recipe_is_valid_as_written_and_with_every_setting_switched_on(
     data = (
         {"volume", "sources", "split", "maxEpochs"}
         if name in FINE_TUNED
+        else {"volume", "datasetRoot"}
+        if name in ON_LATENTS
         else {"volume", "tokenizer", "blend"}
     )
     assert data == settings["data"].keys()
@@ -113,7 +116,7 @@ def test_what_cannot_run_is_refused_before_a_file_is_written(
 
 
 def test_a_batch_that_suits_the_count_replaces_the_catalogs(tmp_path: Path) -> None:
-    """1,000 ranks cannot share 128 samples, whatever their layout; `recommend` proposes 1,000 too."""
+    """Layouts that divide 125 samples have half the speed of those that divide 1,000, as in `recommend`."""
     file, full = tmp_path / "recipe.yaml", tmp_path / "full.yaml"
     written = megatron("init", "llama3-8b", "--gpus", "1000", "-o", str(file))
     assert written.exit_code == 0, written.output
@@ -149,3 +152,16 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     refused = megatron("init", "llama3-8b", "-o", str(file))
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"--output {file}: no such file or directory; ")
+
+
+@pytest.mark.parametrize(("gpus", "more"), [("12", "16"), ("20", "24")])
+def test_a_count_that_is_not_of_whole_nodes_is_no_lack_of_memory(gpus: str, more: str) -> None:
+    result = megatron("init", "llama3-8b", "--gpus", gpus)
+    assert result.exit_code == 2
+    assert f"llama3-8b: cannot run on {gpus}; take llama3-8b on {more}" in result.stderr
+    assert "does not fit" not in result.stderr
+
+
+def test_a_batch_that_no_layout_divides_is_replaced_by_the_fastest_of_the_nearest() -> None:
+    text = megatron("init", "llama3-70b", "--gpus", "1000").stdout
+    assert "globalBatchSize: 1000  # no layout on this count divides the catalog's 1024" in text

@@ -15,7 +15,7 @@ from megatron_operator.lifecycle.review import review
 
 H100 = {"type": "h100-sxm", "count": 8}
 SPECS: dict[str, dict[str, Any]] = {
-    "engine that the operator does not start": {"recipe": "flux1-12b-sft", "accelerator": H100},
+    "engine that the operator does not start": {"recipe": "nemotron-h-8b-sft", "accelerator": H100},
     "reserved variable": {"recipe": "llama3-8b", "accelerator": H100, "env": {"RANK": "1"}},
     "too little memory": {"recipe": "llama3-405b", "accelerator": H100},
     "flag that nothing reads": {
@@ -63,9 +63,10 @@ def test_a_command_has_the_words_of_the_webhook(
 
 
 def test_a_plan_that_cannot_be_started_is_still_shown() -> None:
-    printed = megatron("plan", "--recipe", "flux1-12b-sft", "--gpus", "8", "--accelerator", "h100-sxm")
+    recipe = "nemotron-h-8b-sft"
+    printed = megatron("plan", "--recipe", recipe, "--gpus", "8", "--accelerator", "h100-sxm")
     assert "layout      TP" in printed.stdout
-    assert "spec.recipe: flux1-12b-sft is run by Megatron-Bridge" in printed.stderr
+    assert f"spec.recipe: {recipe} is run by Megatron-Bridge" in printed.stderr
 
 
 LLAMA = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
@@ -139,3 +140,21 @@ def test_recommend_and_plan_agree_on_a_raised_batch() -> None:
     [best, *_] = json.loads(megatron("recommend", *words).stdout)
     assert best["next"].endswith("--set training.globalBatchSize=256")
     assert megatron(*best["next"].split()[1:]).exit_code == 0
+
+
+def test_validate_warns_of_memory_and_of_the_platforms_checkpoint_volume() -> None:
+    weights = ("--set", "init.from.huggingFace.path=/data/model", "--set", "data.volume.claimName=models")
+    tight = ("validate", "--recipe", "qwen3-vl-30b-a3b-sft", "--gpus", "8", "--accelerator", "h100-sxm")
+    assert "warning: memory may not suffice: 100.0 GiB estimated" in megatron(*tight, *weights).stdout
+    large = ("validate", "--recipe", "llama3.1-405b", "--gpus", "256", "--accelerator", "h100-sxm")
+    warning = "checkpoint.volume.size of the platform: 1Ti has no room for two checkpoints of 5292.1 GiB"
+    assert f"warning: {warning}" in megatron(*large).stdout
+    [[found]] = json.loads(megatron(*large, "-o", "json").stdout)["warnings"].values()
+    assert found.startswith(warning)
+
+
+def test_a_recipe_for_recommend_does_not_fit_only_where_it_lacks_memory() -> None:
+    words = ("recommend", "--model", "llama3-8b", "--gpus", "12", "--accelerator", "h100-sxm")
+    result = megatron(*words)
+    assert result.stdout.startswith("llama3-8b cannot run on 12 GPUs\n")
+    assert "does not fit" not in result.stdout

@@ -61,10 +61,6 @@ def test_a_checkpoint_is_compatible_with(changes: dict[str, Any]) -> None:
     [
         ({"model": {"numLayers": 40}}, "spec.model.numLayers"),
         ({"model": {"hiddenSize": 8192}}, "spec.model.hiddenSize"),
-        (
-            {"megatronArgs": {"moe-mlp-glu-interleave-size": 32}},
-            "spec.megatronArgs.moe-mlp-glu-interleave-size",
-        ),
         ({"model": {"qkLayernorm": True}}, "spec.model.qkLayernorm"),
         ({"training": {"bf16": False, "fp16": True}}, "spec.training.fp16"),
         ({"training": {"fp8Format": "hybrid", "fp8Recipe": "delayed"}}, "spec.training.fp8Format"),
@@ -80,6 +76,13 @@ def test_a_checkpoint_is_incompatible_with(changes: dict[str, Any], field: str) 
     before = contract_with(parallelism=LAYOUT)
     found = contract_violations(before, contract_with(**({"parallelism": LAYOUT} | changes)), 100)
     assert field in {error.field for error in found}
+
+
+def test_a_checkpoint_of_experts_is_incompatible_with_another_order_of_gates() -> None:
+    experts = {"recipe": "mixtral-8x7b"}
+    after = contract_with(**experts, megatronArgs={"moe-mlp-glu-interleave-size": 32})
+    (error,) = contract_violations(contract_with(**experts), after, 100)
+    assert error.field == "spec.megatronArgs.moe-mlp-glu-interleave-size"
 
 
 def test_a_checkpoint_of_another_optimizer_is_incompatible() -> None:

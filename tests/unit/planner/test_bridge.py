@@ -169,7 +169,7 @@ def test_no_job_is_created() -> None:
         manifests.build(PlannedRun("run", "default", r, plan(r)), "")
     (error,) = refused.value.errors
     assert error.field == "spec.recipe"
-    assert "not started: images, video and sound are not passed on" in error.message
+    assert "not started: the weights of its talker do not convert" in error.message
     assert "megatron args" in error.fix
 
 

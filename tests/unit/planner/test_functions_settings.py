@@ -104,8 +104,11 @@ def test_without_flex_there_are_graphs_of_what_comes_before_the_exchange() -> No
 
 
 def test_a_recipe_may_choose_graphs_without_modules() -> None:
-    for impl in ("none", "full_iteration"):
-        found = run(*QWEN, megatronArgs={"cuda-graph-impl": impl})
+    for args in (
+        {"cuda-graph-impl": "none"},
+        {"cuda-graph-impl": "full_iteration", "no-check-for-nan-in-loss-and-grad": True},
+    ):
+        found = run(*QWEN, megatronArgs=args)
         assert "--cuda-graph-modules" not in found.arguments
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from megatron_contract.bridge_run import CHATS, IMAGE_TEXT, MOCK_DATA
 from megatron_operator import manifests
+from megatron_operator.catalog import bridge_support
+from megatron_trainer.weights import config_check
 
 from tests.unit.planner.test_bridge_run import overrides, planned, refusals
 
@@ -84,10 +86,24 @@ def test_images_are_refused_where_text_alone_is_read(recipe: str) -> None:
     found = refusals(recipe, data=data, **{"init": None, **init})
 
     assert any(
-        "spec.data.sources[0].format: webdataset has images, which only recipes of vision-language models"
+        "spec.data.sources[0].format: webdataset has images or sound, which only recipes of models that take"
         in each
         for each in found
     )
+
+
+def test_sequences_in_which_minimax_m3_would_attend_to_selected_blocks_are_refused() -> None:
+    recipe, longer = "minimax-m3-sft", TRAINING | {"seqLength": 3072}
+    (found,) = refusals(recipe, 256, data=images(), training=longer)
+    assert found.startswith("spec.training.seqLength: 3072 is above 2048: further on the model attends ")
+    assert found.endswith("; set it to at most 2048")
+
+    longest = planned(recipe, 256, data=images(), training=TRAINING)
+    assert manifests.build(longest, "").prepare_job is not None
+
+
+def test_the_trainer_converts_what_attends_to_all_of_the_longest_sequence() -> None:
+    assert {*config_check.SELECTED.items()} == {*bridge_support.LONGEST_SEQUENCES.items()}
 
 
 def test_no_virtual_stages_are_planned_beside_a_vision_tower() -> None:

@@ -32,3 +32,8 @@ def test_a_language_model_is_no_answer_for_another_kind() -> None:
 )
 def test_a_size_or_a_kind_names_no_model(model: str | None, one: bool) -> None:
     assert names_one_model(model) is one
+
+
+@pytest.mark.parametrize(("gpus", "more"), [(12, 16), (20, 24)])
+def test_the_next_count_of_whole_nodes_is_named(gpus: int, more: int) -> None:
+    assert fits("llama3-8b", gpus)[0] == f"llama3-8b on {more}"

@@ -87,3 +87,23 @@ def test_a_first_recipe_is_for_a_count_on_which_a_layout_fits_without_a_warning(
     count = re.search(r"count: (\d+)", text)
     assert count is not None
     assert int(count[1]) == 2 * COUNT
+
+
+def with_all_sizes(gib: float) -> PlannedRun:
+    """States of 58.3 GiB, and the activations of four samples in a micro batch."""
+    sizes = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "contextParallelSize": 1}
+    spec = {"recipe": "llama3-8b", "accelerator": {"count": COUNT}, "data": {"mockData": True}}
+    asked = MegatronRecipeSpec.model_validate(
+        spec | {"parallelism": sizes, "training": {"microBatchSize": 4}}
+    )
+    return admit("run", asked, platform_with(gib), LIBRARY)
+
+
+def test_a_layout_that_a_recipe_sets_completely_is_refused_far_above_the_memory() -> None:
+    memory = with_all_sizes(200).plan.memory_per_gpu
+    assert memory is not None
+    gib = memory.total / 2**30
+    tight = with_all_sizes(gib / 1.14)
+    assert [each for each in tight.warnings if each.startswith("memory may not suffice: ")]
+    with pytest.raises(InvalidRecipeError, match="TP 1, PP 1, CP 1, DP 8 needs"):
+        with_all_sizes(gib / 1.16)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron_contract.bridge_run import PACKED_FOLDER
 
-from tests.unit.planner.test_bridge_run import FILES, overrides, refusals
+from tests.unit.planner.test_bridge_run import FILES, overrides, planned, refusals
 
 PACKED: dict[str, Any] = FILES | {"packing": True}
 
@@ -41,3 +41,11 @@ def test_packing_is_refused_on_cpus_with_the_reason() -> None:
     platform = {"bridgeImage": "bridge", "accelerators": {"cpu": {"platform": "cpu"}}}
     (found,) = refusals("llama3.1-8b-sft", 8, platform, data=PACKED)
     assert found.startswith("spec.data.packing: true needs Transformer Engine's attention")
+
+
+def test_packed_sequences_may_be_longer_than_the_positions_of_the_model() -> None:
+    asked = {"training": {"seqLength": 16384}}
+    notes = planned("llama3-8b-sft", data=PACKED, **asked).plan.notes
+    assert any(note.startswith("training.seqLength 16384 is above the 8192 positions") for note in notes)
+    above = "spec.training.seqLength: 16384 is above the 8192 positions of llama3-8b-sft's model"
+    assert any(each.startswith(above) for each in refusals("llama3-8b-sft", data=FILES, **asked))

@@ -296,7 +296,17 @@ def test_cheap_modules_are_recomputed_before_whole_layers(resolve: Any) -> None:
         (
             "gpt3-7b",
             {"recomputeGranularity": "selective", "recomputeModules": ["moe_act"]},
-            "moe_act without moeGroupedGemm",
+            "moe_act without experts",
+        ),
+        (
+            "llama3-8b",
+            {"recomputeGranularity": "selective", "recomputeModules": ["moe", "core_attn", "shared_experts"]},
+            "moe, shared_experts without experts",
+        ),
+        (
+            "mixtral-8x7b",
+            {"recomputeGranularity": "selective", "recomputeModules": ["shared_experts"]},
+            "shared_experts without moeSharedExpertIntermediateSize",
         ),
         (
             "llama3-8b-fp8",
@@ -312,3 +322,24 @@ def test_modules_that_megatron_does_not_recompute_are_rejected(
     assert any(
         error.startswith("spec.parallelism.recomputeModules: ") and message in error for error in errors
     )
+
+
+@pytest.mark.parametrize(
+    ("layout", "error"),
+    [
+        ({"expertTensorParallelSize": 2}, "expertTensorParallelSize: 2 has no effect without numExperts"),
+        (
+            {"cpCommType": "a2a", "contextParallelSize": 1},
+            "cpCommType: a2a has no effect without contextParallelSize above 1",
+        ),
+    ],
+)
+def test_groups_without_effect_are_refused(resolve: Any, layout: dict[str, Any], error: str) -> None:
+    assert any(error in each for each in refusal(resolve("llama3-8b", 8, parallelism=layout)))
+
+
+def test_an_elastic_run_that_cannot_shrink_has_a_note(resolve: Any) -> None:
+    smallest = "recovery.elastic.minCount 16: on 16 accelerators the run cannot shrink"
+    assert smallest in plan(resolve("llama3-8b", 16, recovery={"elastic": {"minCount": 16}})).notes
+    shrinks = plan(resolve("llama3-8b", 16, recovery={"elastic": {"minCount": 8}})).notes
+    assert not any("cannot shrink" in note for note in shrinks)

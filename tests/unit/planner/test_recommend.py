@@ -148,7 +148,7 @@ def test_only_layouts_of_functions_that_the_operator_starts_count_as_published()
     assert best.reasons[0] == "its layout is planned; one for 4 x h100-sxm/h200 is published"
 
 
-@pytest.mark.parametrize("model", ["tiiuae/falcon-7b", "falcon-7b", "Qwen/Qwen9-7B"])
+@pytest.mark.parametrize("model", ["mosaicml/mpt-7b", "mpt-7b", "Qwen/Qwen9-7B"])
 def test_a_model_that_the_catalog_lacks_is_not_replaced_by_one_of_its_size(model: str) -> None:
     with pytest.raises(InvalidRecipeError, match=f"no pretrain recipe like '{model}'"):
         choices(model, 8)
@@ -159,6 +159,7 @@ def test_a_model_that_the_catalog_lacks_is_not_replaced_by_one_of_its_size(model
     [
         ("XiaomiMiMo/MiMo-V2-Flash", "differ in query groups and rotary base"),
         ("moonshotai/Kimi-K3", "it is not in Megatron-Bridge 0.6.2"),
+        ("tiiuae/falcon-7b", "it is not in Megatron-Bridge 0.6.2, which has Falcon-H1"),
     ],
 )
 @pytest.mark.parametrize("mode", ["pretrain", "lora"])
@@ -179,11 +180,8 @@ def test_the_reason_of_a_model_is_not_that_of_one_whose_name_goes_on() -> None:
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
-        ("MiniMaxAI/MiniMax-M2", "minimax-m2", "normalizes queries and keys of each head"),
-        ("MiniMaxAI/MiniMax-M2.5", "minimax-m2", "normalizes queries and keys of each head"),
-        ("minimax-m2.7", "minimax-m2", "normalizes queries and keys of each head"),
-        ("tiiuae/Falcon-H1-7B-Base", "falcon-h1-7b", "attention beside a state-space mixer"),
-        ("tiiuae/Falcon-H1-1.5B-Deep-Instruct", "falcon-h1-1.5b-deep", "beside a state-space mixer"),
+        ("tiiuae/Falcon-H1-7B-Base", "falcon-h1-7b", "the kernels of its state-space layers"),
+        ("tiiuae/Falcon-H1-1.5B-Deep-Instruct", "falcon-h1-1.5b-deep", "kernels of its state-space layers"),
         (
             "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5",
             "llama3.3-nemotron-super-49b",
@@ -199,6 +197,13 @@ def test_a_model_that_is_planned_only_is_named_with_its_reason(model: str, name:
     assert any("planned only" in each and reason in each for each in best.reasons)
 
 
+@pytest.mark.parametrize("model", ["MiniMaxAI/MiniMax-M2", "MiniMaxAI/MiniMax-M2.5", "minimax-m2.7"])
+def test_releases_of_the_same_layers_belong_to_one_recipe(model: str) -> None:
+    best = choices(model, 256)[0]
+    assert best.entry.name == "minimax-m2"
+    assert best.runnable
+
+
 def test_a_model_whose_kernels_the_image_lacks_is_named_with_them() -> None:
     best = choices("qwen3-next-80b-a3b-sft", 64, mode="sft")[0]
     (reason,) = (each for each in best.reasons if each.startswith("planned only"))
@@ -206,9 +211,9 @@ def test_a_model_whose_kernels_the_image_lacks_is_named_with_them() -> None:
 
 
 def test_another_mode_of_a_model_that_is_planned_only_is_offered_as_such() -> None:
-    expected = "set --mode pretrain, for which it has minimax-m2, planned only"
+    expected = "set --mode pretrain, for which it has llama3.3-nemotron-super-49b, planned only"
     with pytest.raises(InvalidRecipeError, match=expected):
-        choices("MiniMaxAI/MiniMax-M2", 256, mode="lora")
+        choices("nvidia/Llama-3_3-Nemotron-Super-49B-v1", 256, mode="lora")
 
 
 def test_every_name_of_hugging_face_belongs_to_an_entry() -> None:
@@ -364,13 +369,39 @@ def test_a_published_layout_above_the_estimated_memory_is_named_as_such() -> Non
     best = choices("qwen2.5-vl-3b", 1, mode="sft")[0]
     assert best.published
     [caution] = [each for each in best.reasons if each.startswith("memory may not suffice: ")]
-    assert "of 79.1 GiB, as estimated; try a smaller microBatchSize" in caution
+    assert "of 79.1 GiB, as estimated; microBatchSize 1 needs 78.2 GiB" in caution
 
 
 def test_other_hardware_and_modes_that_are_published_are_named() -> None:
     small = PlatformConfig.model_validate({"image": "i", "accelerators": {"l40s": {"hardware": "l40s"}}})
-    reasons = recommend(Query("qwen3-vl-235b", 64, "l40s", "pretrain", None), small, LIBRARY)[0].reasons
-    assert "64 x b200 or gb200 or gb300 fits: that layout is published" in reasons
-    reasons = choices("qwen3-vl-235b", 32)[0].reasons
-    assert "256 x h100-sxm fits: that layout is published" in reasons
-    assert reasons[-1] == "--mode sft is published for 32 x h100-sxm: qwen3-vl-235b-a22b-sft"
+    reasons = recommend(Query("qwen3-235b", 64, "l40s", "pretrain", None), small, LIBRARY)[0].reasons
+    assert "64 x gb200 or b200 or b300 fits: that layout is published" in reasons
+    reasons = choices("glm5.2", 64)[0].reasons
+    assert "416 x h100-sxm fits: that layout is published" in reasons
+    assert reasons[-1] == "--mode sft is published for 416 x h100-sxm: glm5.2-sft"
+
+
+def test_a_recipe_that_trains_a_projector_alone_stands_for_no_model_that_is_pretrained() -> None:
+    for asked in ("moe", "30b", None):
+        found = choices(asked, 8)
+        assert not [each.entry.name for each in found if each.entry.aligns_projector]
+    assert [each.entry.aligns_projector for each in choices("qwen3-vl-30b-a3b", 8)][:1] == [True]
+
+
+def test_of_a_kind_what_fits_comes_before_a_published_layout_far_above_the_memory() -> None:
+    found = choices("vlm", 8, mode="sft")
+    beyond = [each.entry.name for each in found if not each.fits]
+    assert found[0].fits
+    assert beyond == [found[-1].entry.name] == ["qwen3-vl-30b-a3b-sft"]
+
+
+def test_a_smaller_micro_batch_is_no_advice_where_none_fits() -> None:
+    [best, *_] = choices("qwen3-vl-30b-a3b", 8, mode="sft")
+    assert "memory may not suffice: 100.0 of 79.1 GiB, as estimated" in best.reasons
+
+
+def test_the_nearest_batch_that_a_layout_divides_is_stated() -> None:
+    [best, *_] = choices("llama3-70b", 1000)
+    assert best.batch == 1000
+    assert best.plan is not None
+    assert best.plan.data_parallel_size < 1000

@@ -116,3 +116,17 @@ def test_a_run_whose_samples_are_packed_from_now_on_has_micro_batches_of_one(res
     before = plan(resolve("llama3.2-1b-lora", 2, data=data, training={"microBatchSize": 2}))
     after = plan(resolve("llama3.2-1b-lora", 2, data=data | {"packing": True}), before)
     assert after.micro_batch_size == 1
+
+
+def test_a_run_goes_on_whose_layout_would_now_be_refused_for_its_memory(resolve: Any) -> None:
+    sizes = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "contextParallelSize": 1}
+
+    def asked(micro_batch: int) -> Any:
+        return resolve("llama3-8b", 8, parallelism=sizes, training={"microBatchSize": micro_batch})
+
+    running = plan(asked(2)).model_copy(update={"micro_batch_size": 16})
+    with pytest.raises(InvalidRecipeError):
+        plan(asked(16))
+    assert plan(asked(16), running).micro_batch_size == 16
+    with pytest.raises(InvalidRecipeError):
+        plan(asked(16), running.model_copy(update={"micro_batch_size": 2}))

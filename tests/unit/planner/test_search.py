@@ -166,6 +166,7 @@ def test_overlapped_experts_with_flex_leave_room_for_what_the_estimate_lacks(
     settings = {
         "model": {"moeTokenDispatcherType": "flex"},
         "megatronArgs": {"overlap-moe-expert-parallel-comm": True},
+        "image": "trainer-with-deepep",
     }
     chosen = best(resolve("deepseek-v3", 2048, **settings))
     assert chosen.memory.total <= 0.95 * chosen.memory.capacity - 8 * 2**30

@@ -122,13 +122,6 @@ def test_dora_is_refused_on_the_weight_that_sparse_attention_reads_itself() -> N
     planned("glm5.2-lora", "cpu", 2, parallelism=EP, peft={"type": "dora", "targetModules": others})
 
 
-@pytest.mark.parametrize("recipe", ["glm5.1-sft"])
-def test_fine_tuning_by_a_benchmark_is_not_started_even_with_the_kernels(recipe: str) -> None:
-    published = catalog.load().get(recipe).layouts[0]
-    refused = refusal(recipe, "kernels", published.count)
-    assert " and not started: its functions measure throughput;" in refused
-
-
 def test_all_weights_are_trained_by_the_published_layout_that_splits_sequences() -> None:
     run = planned("glm5.2-sft", "kernels", 608)
     assert manifests.build(run, "").job["kind"] == "PyTorchJob"

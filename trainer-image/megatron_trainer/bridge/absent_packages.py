@@ -15,7 +15,7 @@ from typing import Any
 ABSENT = {
     "nvidia_resiliency_ext.inprocess": "the launcher restarts ranks, not the rank itself",
     "megatron.energon": "image-text samples are read from the tar files of a WebDataset without it",
-    "diffusers": "diffusion models are not supported",
+    "diffusers": "diffusion models need it, for the embeddings of their time steps",
 }
 """Package -> why the image does without it."""
 ABSENT_ON_CPU = {"transformer_engine": "Transformer Engine needs a GPU"}

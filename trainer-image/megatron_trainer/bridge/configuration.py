@@ -1,5 +1,6 @@
 """Imports Megatron-Bridge, calls a recipe function and applies the overrides of a run to what it returns."""
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -18,6 +19,7 @@ from megatron_contract.bridge_run import (
     NULL_TOKENIZER,
     PACKED_FOLDER,
     PEFT_SCHEME,
+    SOUND_TEXT,
     BridgeRun,
     Value,
 )
@@ -28,14 +30,20 @@ from megatron_trainer.bridge import (
     absent_packages,
     adapter_norms,
     bucket_sizes,
+    diffusion,
+    exaone45,
+    falcon_h1,
     gated_delta_net,
     gemma4,
     glm,
     local_layers,
+    minimax_m3,
     model_folder,
     packing,
+    parameter_order,
     partial_rotary,
     query_norms,
+    recipes,
     vision_layers,
 )
 from megatron_trainer.bridge.family_layers import build_locally
@@ -44,7 +52,7 @@ from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
-_OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME)
+_OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME, SOUND_TEXT)
 _TRAINING_FILE = "training.jsonl"
 _PRETRAINED = "checkpoint.pretrained_checkpoint"
 _PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
@@ -88,8 +96,11 @@ def import_bridge() -> None:
     if PLATFORM == "cpu":
         forget_transformer_engine()
         local_layers.use_for_prediction()
-    for module in (adapter_norms, bucket_sizes, gemma4, glm, partial_rotary):
+    for module in (adapter_norms, bucket_sizes, exaone45, falcon_h1, gemma4, glm, partial_rotary):
         module.install()
+    minimax_m3.install()
+    parameter_order.install()
+    diffusion.install(PLATFORM)
 
 
 def forget_transformer_engine() -> None:
@@ -100,6 +111,7 @@ def forget_transformer_engine() -> None:
         module: Any = importlib.import_module(f"{peft.__name__}.{info.name}")
         if hasattr(module, "HAVE_TE"):
             module.HAVE_TE = False
+    exaone45.build_locally()
     gated_delta_net.install()
     vision_layers.install()
 
@@ -112,8 +124,11 @@ def make(run: BridgeRun) -> Any:
     """
     if isinstance(folder := run.overrides.get(MODEL_FOLDER), str):
         _answer_from(Path(folder))
+    # Its function trains the text's part alone.
+    whole = minimax_m3.whole() if run.overrides.get(IMAGE_TEXT) else contextlib.nullcontext()
     try:
-        config = _call(run)
+        with whole:
+            config = _call(run)
     except OSError as error:
         raise RankError(
             ExitCode.BAD_DATA,
@@ -123,15 +138,20 @@ def make(run: BridgeRun) -> Any:
     vision_layers.follow_config(config.model)
     if loads_weights := _PRETRAINED in run.overrides:
         query_norms.leave_out()
+        # Functions that pretrain give the model the tokenizer's vocabulary, which its weights may exceed.
+        config.tokenizer.use_tokenizer_vocab_size = False
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
-        build_locally(config.model, loads_weights=loads_weights)
+        if not diffusion.is_diffusion(config):
+            build_locally(config.model, loads_weights=loads_weights)
         config.mixed_precision = "bf16_mixed"
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)
     else:
         gpu.adapt_model(config.model)
+    # Bridge prefers these to the settings of `validation`.
+    config.train.eval_interval = config.train.eval_iters = None
     config.checkpoint.async_save = False
     # Some functions set neither, and a run could not be resumed exactly.
     config.checkpoint.save_optim = config.checkpoint.save_rng = True
@@ -142,9 +162,12 @@ def make(run: BridgeRun) -> Any:
     for path, value in ours.items():
         if not path.startswith("dataset."):
             _set(config, path, value)
-    if run.overrides.get(IMAGE_TEXT):
+    vision_layers.freeze_prediction(config.model)
+    if run.overrides.get(IMAGE_TEXT) or run.overrides.get(SOUND_TEXT):
         config.dataset = _image_text(run)
         config.dataset.seed = config.rng.seed
+    elif diffusion.is_diffusion(config):
+        diffusion.set_dataset(config, fine_tunes="_sft_" in run.function)
     elif run.overrides.get(MOCK_DATA):
         config.dataset = _mock_data()
     config.dataset.seq_length = config.model.seq_length
@@ -163,7 +186,10 @@ def make(run: BridgeRun) -> Any:
     if (packed := run.overrides.get(PACKED_FOLDER)) is not None:
         packing.require_attention(PLATFORM)
         packing.pack(config, Path(str(packed)))
-    _require_samples(config)
+    if diffusion.is_diffusion(config):
+        diffusion.require_samples(config)
+    else:
+        _require_samples(config)
     _require_datasets(config)
     return config
 
@@ -230,12 +256,12 @@ def _require_datasets(config: Any) -> None:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    from megatron.bridge import recipes
+    from megatron.bridge import recipes as of_bridge
 
-    function = getattr(recipes, name, None)
+    function = recipes.FUNCTIONS.get(name) or getattr(of_bridge, name, None)
     if not callable(function):
         raise RankError(ExitCode.USAGE, f"Megatron-Bridge has no recipe function {name}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _answer_from(folder: Path) -> None:
@@ -276,7 +302,7 @@ def _image_text(run: BridgeRun) -> Any:
 
 
 def reads_images(config: Any) -> bool:
-    """Whether a run trains on images and text."""
+    """Whether a run trains on images, or sound, and text."""
     return hasattr(config.dataset, "processor_path")
 
 

@@ -19,6 +19,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
+from megatron_trainer.bridge.falcon_h1 import falcon_h1_stack
 from megatron_trainer.bridge.hybrid_layers import hybrid_layers
 from megatron_trainer.bridge.local_layers import layers_to_pretrain, local_layers
 from megatron_trainer.bridge.local_linear import (
@@ -37,6 +38,8 @@ def build_locally(model: Any, *, loads_weights: bool) -> None:
     """
     if hasattr(model, "hybrid_stack_spec"):
         model.hybrid_stack_spec = hybrid_layers
+    elif hasattr(model, "falconh1_stack_spec"):
+        model.falconh1_stack_spec = falcon_h1_stack
     else:
         model.transformer_layer_spec = instead_of(model.transformer_layer_spec, loads_weights=loads_weights)
 
@@ -48,16 +51,9 @@ def instead_of(layers: object, *, loads_weights: bool) -> Layers:
     return _FAMILIES.get(getattr(function, "__name__", ""), others)
 
 
-def _block(
-    config: Any,
-    vp_stage: int | None,
-    attention: Any,
-    core_attention: Any,
-    into: Any,
-    head_norm: Any,
-) -> Any:
-    """Layers with a norm behind attention and MLP. `into`: the linear layer that begins each of the two."""
-    layer = ModuleSpec(
+def _layer(attention: Any, core_attention: Any, into: Any, head_norm: Any) -> Any:
+    """A layer with a norm behind attention and MLP. `into`: the linear layer that begins each of the two."""
+    return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             self_attention=ModuleSpec(
@@ -78,13 +74,22 @@ def _block(
             mlp_bda=get_bias_dropout_add,
         ),
     )
+
+
+def _block(config: Any, vp_stage: int | None, *parts: Any) -> Any:
+    """All layers of a stage, of the parts that `_layer` takes."""
     count = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm(config))
+    return TransformerBlockSubmodules(layer_specs=[_layer(*parts)] * count, layer_norm=norm(config))
 
 
 def exaone4(config: Any, vp_stage: int | None = None) -> Any:
     """Norms behind attention and MLP only, and of every head."""
     return _block(config, vp_stage, SelfAttention, DotProductAttention, ColumnParallelLinear, norm(config))
+
+
+def exaone45_layer(config: Any) -> Any:
+    """A layer as EXAONE 4.0's; Bridge repeats it, also for multi-token prediction."""
+    return _layer(SelfAttention, DotProductAttention, ColumnParallelLinear, norm(config))
 
 
 def exaone_moe(config: Any, vp_stage: int | None = None) -> Any:
@@ -239,6 +244,33 @@ def olmoe(config: Any, vp_stage: int | None = None) -> Any:
     return block
 
 
+def minimax_m2(config: Any, vp_stage: int | None = None) -> Any:
+    """Megatron's layers, with norms over the queries of all heads, and over their keys."""
+    from megatron.bridge.models.minimax_m2.minimax_m2_provider import FullDimKNorm, FullDimQNorm
+
+    block = local_layers(config, vp_stage)
+    for layer in block.layer_specs:
+        parts = layer.submodules.self_attention.submodules
+        parts.q_layernorm, parts.k_layernorm = FullDimQNorm, FullDimKNorm
+    return block
+
+
+def minimax_m3(config: Any, vp_stage: int | None = None) -> Any:
+    """Megatron's layers, with a router of FP32 and norms whose weights are centred at zero."""
+    from megatron.bridge.models.minimax_m3.minimax_m3_bridge import minimax_m3_block_spec
+
+    block = minimax_m3_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
+    )
+    block.layer_norm = norm(config)
+    for layer in block.layer_specs:
+        parts = layer.submodules
+        parts.input_layernorm = parts.pre_mlp_layernorm = norm(config)
+        heads = parts.self_attention.submodules
+        heads.q_layernorm = heads.k_layernorm = norm(config)
+    return block
+
+
 def experimental(config: Any, vp_stage: int | None = None) -> Any:
     """Megatron's own layers with gated delta nets or sparse attention: see gated_delta_net.install.
 
@@ -255,10 +287,13 @@ def experimental(config: Any, vp_stage: int | None = None) -> Any:
 _FAMILIES: dict[str, Layers] = {
     "_build_exaone_moe_layer_spec": exaone_moe,
     "exaone4_layer_spec": exaone4,
+    "exaone_45_transformer_layer_spec": exaone45_layer,
     "gemma2_layer_spec": gemma2,
     "gemma3_layer_spec": gemma3,
     "_gemma4_block_spec": gemma4,
     experimental_attention.__name__: experimental,
+    "minimax_m2_layer_spec": minimax_m2,
+    "minimax_m3_block_spec": minimax_m3,
     "ministral_layer_spec": ministral3,
     "olmoe_layer_spec": olmoe,
 }

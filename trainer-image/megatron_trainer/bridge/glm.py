@@ -1,8 +1,9 @@
-"""Has Megatron-Bridge build GLM-4.5V as transformers does.
+"""Has Megatron-Bridge build GLM-4.5V as transformers does, and freeze all of its vision tower.
 
 transformers 5 keeps `partial_rotary_factor` of config.json in `rope_parameters`, and the tokens of images are
 settings of the whole model; Bridge 0.6.2 reads both of the text's part. It takes each token of id 0 for
-padding, and gives it no position.
+padding, and gives it no position. A frozen tower keeps its norms, its embedding of positions and the
+convolution in front of the projector trained.
 """
 
 from typing import Any
@@ -38,6 +39,17 @@ def install() -> None:
             return model.get_rope_index(self, *args, **kwargs)
 
     modeling_glm_45v.Glm4vModel = AllTokensHavePositions
+    freeze = modeling_glm_45v.GLM45VModel.freeze
+
+    def with_whole_tower(self: Any, *, freeze_vision_model: bool, **parts: bool) -> None:
+        freeze(self, freeze_vision_model=freeze_vision_model, **parts)
+        # Only the first pipeline stage has the tower.
+        if freeze_vision_model and hasattr(self, "visual"):
+            for name, parameter in self.visual.named_parameters():
+                if not name.startswith(_PROJECTOR):
+                    parameter.requires_grad = False
+
+    modeling_glm_45v.GLM45VModel.freeze = with_whole_tower
 
 
 _OF_THE_WHOLE = (
@@ -45,3 +57,5 @@ _OF_THE_WHOLE = (
     *("video_token_id", "video_start_token_id", "video_end_token_id"),
 )
 _DEFAULTS = {"use_qk_norm": False}
+_PROJECTOR = "merger."
+"""What names of the projector's weights begin with in the tower."""

@@ -18,6 +18,7 @@ from megatron.core.num_microbatches_calculator import get_current_global_batch_s
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import global_vars
 
+from megatron_trainer.bridge import diffusion
 from megatron_trainer.checkpoints import extra_states
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
@@ -30,6 +31,7 @@ class BridgeHooks(MegatronHooks):
         super().__init__(*args)
         self._config = config
         self._loaded = False
+        self._state: Any = None
         # What Megatron's hooks and the classification of errors read of Megatron's arguments.
         names = SimpleNamespace(save=config.checkpoint.save, train_iters=config.train.train_iters)
         global_vars._GLOBAL_ARGS = names
@@ -48,6 +50,8 @@ class BridgeHooks(MegatronHooks):
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         for module in (gpt_step, vlm_step):
             self._wrap("forward_step", self._forward, module)
+        for step in diffusion.steps():
+            self._wrap("__call__", self._forward, step)
         self._wrap("to_yaml", self._write_last, type(self._config))
         extra_states.install()
         self._phases.install()
@@ -74,6 +78,7 @@ class BridgeHooks(MegatronHooks):
 
     def _bridge_step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         optimizer, state = args[3], args[5]
+        self._state = state
         if not self._loaded:
             # Bridge loads nothing where there is no checkpoint.
             self._loaded = True
@@ -97,8 +102,11 @@ class BridgeHooks(MegatronHooks):
 
     def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:
         config, batch = self._config, get_current_global_batch_size()
-        tokens = batch * config.model.seq_length
-        flops = flop_utils.num_floating_point_operations(config, batch_size=batch)
+        if diffusion.is_diffusion(config):
+            tokens, flops = diffusion.work(config, self._state, batch)
+        else:
+            tokens = batch * config.model.seq_length
+            flops = flop_utils.num_floating_point_operations(config, batch_size=batch)
         return {
             "iteration": self.iteration,
             "trainIters": config.train.train_iters,

@@ -1,6 +1,6 @@
-"""Images and text for Megatron-Bridge's vision-language models: prepared samples of a WebDataset.
+"""Images or sound, and text, for Megatron-Bridge's models: prepared samples of a WebDataset.
 
-The model's own collator in Bridge makes tokens, labels and pixels of a sample.
+The model's collator makes tokens, labels, and pixels or features of sound of a sample.
 """
 
 import io
@@ -19,6 +19,7 @@ from megatron.bridge.training.utils.visual_inputs import GenericVisualInputs
 
 from megatron_trainer.bridge.lines import Lines
 from megatron_trainer.bridge.sample_files import SampleLineError
+from megatron_trainer.bridge.sound import Sound, decode
 
 FILES = ("training.jsonl", "validation.jsonl")
 
@@ -27,8 +28,8 @@ FILES = ("training.jsonl", "validation.jsonl")
 class ImageTextDatasetConfig(DatasetProvider):
     """What a run reads: files of samples below `dataset_root`, of `seq_length` tokens each.
 
-    Without `dataset_root` images are random, for trials. `processor_path` is the model's folder. Each epoch
-    has all samples of the training file once, shuffled by `seed` and the number of the epoch.
+    Without `dataset_root` images, or sounds, are random, for trials. `processor_path` is the model's folder.
+    Each epoch has all samples of the training file once, shuffled by `seed` and the number of the epoch.
     """
 
     seq_length: int = 1
@@ -46,9 +47,10 @@ class ImageTextDatasetConfig(DatasetProvider):
         """Return the datasets for training and validation, of the lengths that the run asks for."""
         processor = load_processor(str(self.processor_path))
         if self.dataset_root is None:
+            kind = _RandomImages if hasattr(processor, "image_processor") else _RandomSounds
             return (
-                _RandomImages(context.train_samples, self, processor),
-                _RandomImages(context.valid_samples, self, processor),
+                kind(context.train_samples, self, processor),
+                kind(context.valid_samples, self, processor),
                 None,
             )
         root = Path(self.dataset_root)
@@ -89,6 +91,19 @@ class _RandomImages(_Conversations):
         return {"conversation": [_turn("user", asked), _turn("assistant", answer)]}
 
 
+class _RandomSounds(_Conversations):
+    """A sound of random samples each."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        samples = np.random.default_rng(index).uniform(-1, 1, 16_000).astype(np.float32)
+        asked: list[dict[str, Any]] = [
+            {"type": "audio", "audio": Sound(samples, 16_000)},
+            {"type": "text", "text": "What is it?"},
+        ]
+        answer = [{"type": "text", "text": f"random samples {index}"}]
+        return {"conversation": [_turn("user", asked), _turn("assistant", answer)]}
+
+
 def _turn(role: str, content: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": role, "content": content}
 
@@ -114,22 +129,23 @@ class _Samples(_Conversations):
 
 
 def sample(path: Path, number: int) -> dict[str, Any]:
-    """Return the conversation of a line, counted from 0, with its images. Raises SampleLineError."""
+    """Return the conversation of a line, counted from 0, with its media. Raises SampleLineError."""
     return _read(Lines(path)[number], f"{path}:{number + 1}")
 
 
 def _read(line: bytes, place: str) -> dict[str, Any]:
     """Return what Bridge's collators take."""
     try:
-        return {"conversation": load_images(json.loads(line)["messages"])}
-    except Exception as error:  # whatever PIL raises for an image that has changed
+        return {"conversation": load_media(json.loads(line)["messages"])}
+    except Exception as error:  # whatever a decoder raises for a file that has changed
         raise SampleLineError(f"{place}: {' '.join(str(error).split())}") from error
 
 
-def load_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def load_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages, each part of type `image` with its image as PIL has it, the right way up.
 
-    Raises OSError, also for bytes of another checksum than the part has.
+    Each part of type `audio` has its Sound. Raises OSError, also for bytes of another checksum than the part
+    has, and what a decoder raises.
     """
     return [
         {"role": message["role"], "content": [_loaded(part) for part in message["content"]]}
@@ -138,23 +154,26 @@ def load_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _loaded(part: Mapping[str, Any]) -> dict[str, Any]:
-    if part["type"] != "image":
+    if part["type"] == "text":
         return dict(part)
-    from PIL import Image, ImageOps
-
     data = _bytes(part)
     if zlib.crc32(data) != part["crc32"]:
         raise OSError(
-            f"{part['tar']} has changed since it was prepared: byte {part['offset']:,} begins another image; "
+            f"{part['tar']} has changed since it was prepared: byte {part['offset']:,} begins another "
+            f"{'image' if part['type'] == 'image' else 'sound'}; "
             "set another data.prepare.name to prepare it again"
         )
+    if part["type"] == "audio":
+        return {"type": "audio", "audio": decode(data)}
+    from PIL import Image, ImageOps
+
     with Image.open(io.BytesIO(data)) as image:
         # A camera that was turned notes it in the file, and leaves the pixels as they were.
         return {"type": "image", "image": ImageOps.exif_transpose(image).convert("RGB")}
 
 
 def checksum(part: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of the image of a part, by which a rewritten file is noticed. Raises OSError."""
+    """Return the CRC-32 of a part's image or sound, by which a rewritten file is noticed. Raises OSError."""
     return zlib.crc32(_bytes(part))
 
 
@@ -165,7 +184,7 @@ def _bytes(part: Mapping[str, Any]) -> bytes:
 
 
 def load_processor(folder: str) -> Any:
-    """Return the processor of a model's folder: its tokenizer and what makes pixels of images."""
+    """Return the processor of a model's folder: its tokenizer, and what makes pixels or features of sound."""
     from transformers import AutoProcessor
 
     return AutoProcessor.from_pretrained(folder, local_files_only=True)
@@ -174,21 +193,21 @@ def load_processor(folder: str) -> Any:
 def collate(
     examples: list[dict[str, Any]], processor: Any, sequence_length: int | None, *, with_mask: bool = False
 ) -> dict[str, Any]:
-    """Return the batch of the model's own collator, padded to `sequence_length`; None pads to the longest.
+    """Return the batch of the model's collator, padded to `sequence_length`; None pads to the longest.
 
     GLM-4.5V takes None for one example only.
 
     `with_mask`: with a causal mask [1, 1, length, length], True where attention is not paid.
     """
-    from megatron.bridge.data.collators.registry import resolve_model_collate
+    from megatron_trainer.bridge.image_batches import collator
 
     kind, padded = type(processor).__name__, sequence_length is not None
-    collator = resolve_model_collate(kind)
+    make = collator(kind)
     # With others beside it, Bridge takes the padding of GLM-4.5V for many ends of an answer.
     groups = [[example] for example in examples] if kind == "Glm4vProcessor" else [examples]
     batch = _joined(
         [
-            collator(group, processor, sequence_length=sequence_length, pad_to_max_length=padded)
+            make(group, processor, sequence_length=sequence_length, pad_to_max_length=padded)
             for group in groups
         ]
     )
@@ -222,7 +241,7 @@ class Tokens(NamedTuple):
 
 
 def count_tokens(example: dict[str, Any], processor: Any) -> Tokens:
-    """Count the tokens of a sample, those of its images included. Raises what the processor raises."""
+    """Count the tokens of a sample, those of its media included. Raises what the processor raises."""
     batch = collate([example], processor, None)
     ids = batch["input_ids"]
     return Tokens(ids.shape[1], int((batch["loss_mask"] > 0).sum()), int(ids.max()))

@@ -28,7 +28,7 @@ def check(config: Any) -> None:
     if configuration.reads_images(config):
         _check_images(dataset)
         return
-    if root is None or not isinstance(dataset.preprocessing, ChatSFTPreprocessingConfig):
+    if root is None or not isinstance(getattr(dataset, "preprocessing", None), ChatSFTPreprocessingConfig):
         return
     from transformers import AutoTokenizer
 
@@ -59,7 +59,7 @@ def _check_images(dataset: Any) -> None:
     try:
         processor = image_text.load_processor(dataset.processor_path)
     except (OSError, ValueError, ImportError) as error:
-        text = f"init.modelFolder: {dataset.processor_path} has no processor of images: {error}"
+        text = f"init.modelFolder: {dataset.processor_path} has no processor of its samples: {error}"
         raise RankError(ExitCode.BAD_DATA, f"{text}; copy preprocessor_config.json there") from error
     if dataset.dataset_root is None:
         return

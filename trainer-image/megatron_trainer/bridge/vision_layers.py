@@ -14,15 +14,17 @@ from megatron_trainer.bridge.local_linear import ZeroCentredRMSNorm
 
 
 def install() -> None:
-    """Have Bridge's Qwen3-VL and the projector of Gemma 3 built without Transformer Engine."""
+    """Have Bridge's Qwen3-VL, EXAONE 4.5 and the projector of Gemma 3 built without Transformer Engine."""
+    from megatron.bridge.models.exaone.exaone45.modelling_exaone45 import model as exaone45
     from megatron.bridge.models.gemma_vl import modeling_gemma3_vl
     from megatron.bridge.models.qwen_vl import qwen3_vl_provider
     from megatron.bridge.models.qwen_vl.modelling_qwen3_vl import model
 
     qwen3_vl_provider.get_gpt_layer_with_transformer_engine_spec = _text_layer
-    model.get_vit_layer_with_transformer_engine_spec = _vision_layer
-    model.TENorm = WrappedTorchNorm
-    model.TEColumnParallelLinear, model.TERowParallelLinear = ColumnParallelLinear, RowParallelLinear
+    for tower in (model, exaone45):
+        tower.get_vit_layer_with_transformer_engine_spec = _vision_layer
+        tower.TENorm = WrappedTorchNorm
+        tower.TEColumnParallelLinear, tower.TERowParallelLinear = ColumnParallelLinear, RowParallelLinear
     modeling_gemma3_vl.TENorm = ZeroCentredRMSNorm
 
 
@@ -47,6 +49,12 @@ def follow_rope(provider: Any) -> None:
     if text is not None and hasattr(provider, "yarn_correction_range_round_to_int"):
         rope = text.rope_parameters
         provider.yarn_correction_range_round_to_int = bool(rope.get("truncate", True))
+
+
+def freeze_prediction(provider: Any) -> None:
+    """Freeze multi-token prediction with the language model, of which EXAONE 4.5 has it apart."""
+    if hasattr(provider, "freeze_mtp_model"):
+        provider.freeze_mtp_model = provider.freeze_language_model
 
 
 def _text_layer(*, num_experts: int | None, qk_layernorm: bool, **_: Any) -> Any:
@@ -80,11 +88,16 @@ class AttentionWithinImages(MegatronModule):
         packed_seq_params: Any,
         **__: Any,
     ) -> torch.Tensor:
-        """Return [patches, heads * elements] for inputs [patches, heads, elements] of all images."""
+        """Return [patches, heads * elements] for inputs [patches, heads, elements] of all images.
+
+        Keys and values may have fewer heads, each for as many of the queries. Windows count as images.
+        """
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
         of_images = zip(*(part.split(lengths) for part in (query, key, value)), strict=True)
-        attended = [
-            scaled_dot_product_attention(*(part.transpose(0, 1) for part in image)).transpose(0, 1)
-            for image in of_images
-        ]
-        return torch.cat(attended).flatten(1)
+        attended = [_attend(*(part.transpose(0, 1) for part in image)) for image in of_images]
+        return torch.cat([part.transpose(0, 1) for part in attended]).flatten(1)
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the attention [heads, patches, elements] of one image, or window."""
+    return scaled_dot_product_attention(query, key, value, enable_gqa=len(query) != len(key))

@@ -1,4 +1,4 @@
-"""Prepares chats, or images and text, to fine-tune: training.jsonl and validation.jsonl of the data folder.
+"""Prepares chats, or samples of media and text, to fine-tune: training.jsonl and validation.jsonl.
 
 Workers share the conversations by shards as they do documents (blend.py), but a shard's records are lines
 instead of tokens. Each source becomes a folder under a digest of what it was made from; the first share of
@@ -98,7 +98,7 @@ def prepare_chats(
     return total
 
 
-def _of_images(sources: Sequence[Source]) -> bool:
+def _of_samples(sources: Sequence[Source]) -> bool:
     return sources[0].format == "webdataset"
 
 
@@ -111,7 +111,7 @@ def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatL
     check.check_vocabulary(tokenizer_dir, encoder, run.vocab_size)
     check.check_tokenizer(tokenizer_dir, encoder)
     try:
-        lines = SampleLines if _of_images(sources) else ChatLines
+        lines = SampleLines if _of_samples(sources) else ChatLines
         return lines(tokenizer_dir, run.seq_length, run.vocab_size)
     except ConversationError as error:
         raise sources[0].refuse("format", str(error)) from error
@@ -125,7 +125,10 @@ def _split(source: Source, run: ChatRun) -> str:
 def _digest(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun, split: str) -> str:
     """Digest of all but the files that the lines and their split depend on."""
     files = digest_of_tokenizer(tokenizer_dir, with_template=True)
-    what = ["images", "crc32", digest_of_processor(tokenizer_dir)] if _of_images(sources) else ["chats"]
+    what = ["chats"]
+    if _of_samples(sources):
+        what = [medium.many for medium in sources[0].media]
+        what += ["crc32", digest_of_processor(tokenizer_dir)]
     depends = [*what, run.seq_length, split, run.vocab_size, files]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""`megatron-prepare --chats` or `--images`: prepares `data.sources` of a recipe that fine-tunes.
+"""`megatron-prepare --chats`, `--images` or `--sound`: prepares `data.sources` of a recipe that fine-tunes.
 
     megatron-prepare --chats '[{"path": "/data/raw/*.jsonl.zst"}]' --output /data/prepared/support_chats \\
         --output-dir /data/prepared --tokenizer-dir /data/model --seq-length 2048 --batch 16 --samples 8000
@@ -16,6 +16,7 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data.blend import log
 from megatron_trainer.data.chats import ChatRun, prepare_chats
+from megatron_trainer.data.media import IMAGES, MEDIA, Medium
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
@@ -28,8 +29,10 @@ def run(argv: Sequence[str]) -> str:
     """Prepare the chats. Returns a line that describes the end. Raises PreparationError and OSError."""
     args = _parse(argv)
     worker = worker_of(args.pods)
-    kind: Format = "chat" if args.images is None else "webdataset"
-    sources = _sources(args.images or args.chats, kind, args.output, Store(args.endpoint_url, args.region))
+    option = next((name for name in MEDIA if getattr(args, name) is not None), "chats")
+    kind: Format = "chat" if option == "chats" else "webdataset"
+    store = Store(args.endpoint_url, args.region)
+    sources = _sources(getattr(args, option), kind, args.output, store, MEDIA.get(option, IMAGES))
     for path in (args.output_dir, args.tokenizer_dir, args.output):
         if problem := left_volume(path):
             raise PreparationError(ExitCode.BAD_DATA, problem)
@@ -57,7 +60,7 @@ def run(argv: Sequence[str]) -> str:
     return f"{text}; {found.left_out:,} {why} {args.seq_length:,} tokens and are left out"
 
 
-def _sources(text: str, kind: Format, output: Path, store: Store) -> list[Source]:
+def _sources(text: str, kind: Format, output: Path, store: Store, media: tuple[Medium, ...]) -> list[Source]:
     try:
         return [
             Source(
@@ -68,12 +71,13 @@ def _sources(text: str, kind: Format, output: Path, store: Store) -> list[Source
                 documents=each.get("documents"),
                 store=store,
                 validation=bool(each.get("validation")),
+                media=media,
             )
             for number, each in enumerate(json.loads(text))
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PreparationError(
-            ExitCode.USAGE, f"--chats or --images is not a list of sources: {error!r}"
+            ExitCode.USAGE, f"--chats, --images or --sound is not a list of sources: {error!r}"
         ) from error
 
 
@@ -82,6 +86,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--chats", help="JSON list of sources of chats")
     what.add_argument("--images", help="JSON list of sources of images and text")
+    what.add_argument("--sound", help="JSON list of sources of sound and text")
     parser.add_argument("--output", type=Path, required=True, help="folder that the run reads")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the prepared datasets")
     parser.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json")

@@ -260,12 +260,12 @@ def _samples(source: Source, shard: Shard, render: Render | None, position: Posi
         position.opened(raw)
         try:
             with tarfile.open(fileobj=raw, mode="r:") as tar:
-                for sample in read_samples(tar):
+                for sample in read_samples(tar, source.media):
                     name = sample.record.name
                     data = tar.extractfile(sample.record)
                     assert data is not None, "a record is a file"
                     record = json.loads(data.read())
-                    yield render(to_parts(record, str(path), sample.pictures), None)
+                    yield render(to_parts(record, str(path), sample.files, source.media), None)
                     name = ""
         except tarfile.TarError as error:
             raise source.refuse("path", f"{path} is not a whole tar file: {error}; copy it again") from error

@@ -1,4 +1,4 @@
-"""Lines of prepared samples of images and text: their text, and where their images are.
+"""Lines of prepared samples of images, or sound, and text: their text, and where their media are.
 
 Tokens are counted by the processor of the model and the collator of Megatron-Bridge that the run calls too.
 """
@@ -17,12 +17,12 @@ PROCESSOR_FILES: Final = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""Files of a model's folder on which the tokens of an image depend."""
+"""Files of a model's folder on which the tokens of an image or a sound depend."""
 _NO_ANSWER: Final = "the loss would count none of its tokens: it has no answer of the assistant"
 
 
 def digest_of_processor(folder: Path) -> str:
-    """Return the digest of what makes pixels of images."""
+    """Return the digest of what makes pixels of images, and features of sound."""
     files = [folder / name for name in PROCESSOR_FILES]
     return hashlib.sha256(b"".join(each.read_bytes() for each in files if each.is_file())).hexdigest()
 
@@ -58,10 +58,10 @@ class SampleLines:
 
         try:
             for part in (part for message in messages for part in message["content"]):
-                if part["type"] == "image":
+                if "tar" in part:
                     part["crc32"] = image_text.checksum(part)
-            tokens = image_text.count_tokens({"conversation": image_text.load_images(messages)}, processor)
-        except Exception as error:  # whatever a template or an image of the user raises
+            tokens = image_text.count_tokens({"conversation": image_text.load_media(messages)}, processor)
+        except Exception as error:  # whatever a template or a file of the user raises
             raise ConversationError(" ".join(str(error).split())) from error
         if tokens.counted == 0:
             raise ConversationError(_NO_ANSWER)
@@ -70,5 +70,5 @@ class SampleLines:
                 f"it has token id {tokens.largest:,}, and the model {self._vocab_size:,} of them; name the "
                 "model's own folder"
             )
-        # The tokens of an image cannot be cut.
+        # The tokens of an image or a sound cannot be cut.
         return LEFT_OUT if tokens.all > self._seq_length else json.dumps({"messages": messages})

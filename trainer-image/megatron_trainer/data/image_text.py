@@ -1,8 +1,8 @@
-"""Conversations about images, from the samples of a WebDataset: tar files of JSON and pictures.
+"""Conversations about images or sound, from the samples of a WebDataset: tar files of JSON and media.
 
 A sample is the files of one name: `000012.json` has the conversation, `000012.png`, or `000012.0.jpg` and
 `000012.1.jpg`, its images in the order of their names. In the text `<image>` is where an image goes; OpenAI's
-form may have a part of type `image` or `image_url` instead.
+form may have a part of type `image` or `image_url` instead. Sound: see media.SOUND.
 """
 
 import re
@@ -13,28 +13,25 @@ from tarfile import BLOCKSIZE, ReadError, TarFile, TarInfo
 from typing import Any, Final
 
 from megatron_trainer.data.chat import ROLES, ConversationError
+from megatron_trainer.data.media import IMAGES, Medium
 
-PLACEHOLDER: Final = "<image>"
-SUFFIXES: Final = frozenset({"png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff"})
-"""Endings of images."""
 RECORD: Final = "json"
 """Ending of a conversation."""
 _END_BYTES: Final = 1 << 20
 """Bytes behind the last file that are read at once."""
-_PICTURES: Final = frozenset({"image", "image_url"})
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of a tar file: its name, the file of its conversation, and those of its images."""
+    """A sample of a tar file: its name, the file of its conversation, and those of its media."""
 
     name: str
     record: TarInfo
-    pictures: Sequence[TarInfo]
+    files: Sequence[TarInfo]
 
 
-def read_samples(tar: TarFile) -> Iterator[Sample]:
-    """Yield the samples of a tar file in their order.
+def read_samples(tar: TarFile, media: Sequence[Medium] = IMAGES) -> Iterator[Sample]:
+    """Yield the samples of a tar file in their order; beside conversations it has files of `media`.
 
     Raises ConversationError for one that is not whole, and ReadError for such an archive.
     """
@@ -46,14 +43,16 @@ def read_samples(tar: TarFile) -> Iterator[Sample]:
         record = members.pop(RECORD, None)
         if record is None:
             raise ConversationError(f"sample {name} has no {name}.{RECORD} beside its other files")
-        pictures = [members[ending] for ending in sorted(members, key=_order)]
-        for member in pictures:
-            if member.name.rpartition(".")[2].lower() not in SUFFIXES:
-                known = ", ".join(sorted(SUFFIXES))
-                raise ConversationError(
-                    f"{member.name} is neither {RECORD} nor an image ({known}); leave it out"
-                )
-        yield Sample(name, record, pictures)
+        files = [members[ending] for ending in sorted(members, key=_order)]
+        for member in files:
+            if not any(_is_of(member, medium) for medium in media):
+                known = " or ".join(f"{x.one} ({', '.join(sorted(x.suffixes))})" for x in media)
+                raise ConversationError(f"{member.name} is neither {RECORD} nor {known}; leave it out")
+        yield Sample(name, record, files)
+
+
+def _is_of(member: TarInfo, medium: Medium) -> bool:
+    return member.name.rpartition(".")[2].lower() in medium.suffixes
 
 
 def _files(tar: TarFile) -> Iterator[TarInfo]:
@@ -86,56 +85,63 @@ def _ending(member: TarInfo) -> str:
     return member.name.rpartition("/")[2].partition(".")[2].lower()
 
 
-def to_messages(record: Any, tar: str, pictures: Sequence[TarInfo]) -> list[dict[str, Any]]:
-    """Return the messages of a record, whose contents are parts of type `text` and `image`.
+def to_messages(
+    record: Any, tar: str, files: Sequence[TarInfo], media: Sequence[Medium] = IMAGES
+) -> list[dict[str, Any]]:
+    """Return the messages of a record, whose contents are parts of type `text` and those of `media`.
 
-    The latter have the place of the image: `tar`, `offset` and `size` in bytes. Raises ConversationError.
+    The latter have the place of their file: `tar`, `offset` and `size` in bytes. Raises ConversationError.
     """
     if not isinstance(record, Mapping):
         raise ConversationError("the record is not an object")
     turns = record.get("messages", record.get("conversations"))
     if not isinstance(turns, list) or not turns:
         raise ConversationError('the record has neither "messages" nor "conversations"')
-    messages = [_message(turn) for turn in turns]
-    named = [part for message in messages for part in message["content"] if part["type"] == "image"]
-    if len(named) != len(pictures):
-        raise ConversationError(
-            f"it names {len(named)} images ({PLACEHOLDER}, or parts of type image), and the sample has "
-            f"{len(pictures)}"
-        )
-    for part, member in zip(named, pictures, strict=True):
-        part |= {"tar": tar, "offset": member.offset_data, "size": member.size}
+    messages = [_message(turn, media) for turn in turns]
+    for medium in media:
+        named = [part for message in messages for part in message["content"] if part["type"] == medium.part]
+        members = [member for member in files if _is_of(member, medium)]
+        if len(named) != len(members):
+            raise ConversationError(
+                f"it names {len(named)} {medium.many} ({medium.placeholder}, or parts of type "
+                f"{medium.part}), and the sample has {len(members)}"
+            )
+        for part, member in zip(named, members, strict=True):
+            part |= {"tar": tar, "offset": member.offset_data, "size": member.size}
     return messages
 
 
-def _message(turn: Any) -> dict[str, Any]:
+def _message(turn: Any, media: Sequence[Medium]) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise ConversationError("a message is not an object")
     speaker, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
     if speaker not in ROLES:
         raise ConversationError(f"a message is of {speaker!r}; use {', '.join(ROLES)}")
     if isinstance(content, str):
-        parts = list(_split(content))
+        parts = list(_split(content, media))
     elif isinstance(content, list) and content:
-        parts = [each for part in content for each in _part(part)]
+        parts = [each for part in content for each in _part(part, media)]
     else:
         raise ConversationError(f"the message of {speaker} has no content")
     return {"role": ROLES[speaker], "content": parts}
 
 
-def _part(part: Any) -> Iterator[dict[str, Any]]:
+def _part(part: Any, media: Sequence[Medium]) -> Iterator[dict[str, Any]]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _PICTURES:
-        yield {"type": "image"}
+    found = next((medium for medium in media if kind in medium.named), None)
+    if found is not None:
+        yield {"type": found.part}
     elif kind == "text" and isinstance(part.get("text"), str):
-        yield from _split(part["text"])
+        yield from _split(part["text"], media)
     else:
-        raise ConversationError(f"a message has a part of type {kind!r}; text and image are read")
+        known = ", ".join(medium.part for medium in media)
+        raise ConversationError(f"a message has a part of type {kind!r}; text and {known} are read")
 
 
-def _split(text: str) -> Iterator[dict[str, Any]]:
-    for piece in re.split(f"({PLACEHOLDER})", text):
-        if piece == PLACEHOLDER:
-            yield {"type": "image"}
+def _split(text: str, media: Sequence[Medium]) -> Iterator[dict[str, Any]]:
+    placeholders = {medium.placeholder: medium.part for medium in media}
+    for piece in re.split(f"({'|'.join(placeholders)})", text):
+        if piece in placeholders:
+            yield {"type": placeholders[piece]}
         elif piece:
             yield {"type": "text", "text": piece}

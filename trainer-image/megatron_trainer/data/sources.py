@@ -18,6 +18,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import objects
 from megatron_trainer.data.compression import is_compressed
 from megatron_trainer.data.files import SourceFile, path_of, size_of, version_of
+from megatron_trainer.data.media import IMAGES, Medium
 from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
@@ -47,7 +48,9 @@ class Source:
     documents: int | None = None
     store: Store = AWS
     validation: bool = False
-    """All of it is for validation; of chats, and images and text."""
+    """All of it is for validation; of chats, and samples."""
+    media: tuple[Medium, ...] = IMAGES
+    """What samples of a WebDataset have beside text."""
 
     def refuse(self, setting: str, problem: str, code: ExitCode = ExitCode.BAD_DATA) -> PreparationError:
         """Return the error of one of its settings."""

@@ -64,6 +64,8 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Gemma3ForConditionalGeneration": {"default": {}, "linear": {}},
     "Gemma4ForConditionalGeneration": {"default": {}, "proportional": {}},
     "Glm4vMoeForConditionalGeneration": {"default": _GLM},
+    "Exaone4_5_ForConditionalGeneration": {"default": {}, "llama3": _LLAMA},
+    "MiniMaxM3SparseForConditionalGeneration": {"default": {}},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
 _FIXED: Final[Mapping[str, Settings]] = {
@@ -95,13 +97,27 @@ _FIXED: Final[Mapping[str, Settings]] = {
         **{"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False},
         **{"sliding_window": None, "layer_types": ["full_attention"]},
     },
+    "Exaone4_5_ForConditionalGeneration": {"hidden_act": "silu", "tie_word_embeddings": False},
+    "MiniMaxM3SparseForConditionalGeneration": {
+        **{"swiglu_alpha": 1.702, "scoring_func": "sigmoid", "use_routing_bias": True},
+        **{"use_gemma_norm": True, "use_qk_norm": True, "tie_word_embeddings": False},
+    },
     "ExaoneMoEForCausalLM": {"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False},
+    "FalconH1ForCausalLM": {
+        **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "projectors_bias": False},
+        **{"mamba_proj_bias": False, "mamba_conv_bias": True, "mamba_norm_before_gate": False},
+    },
+    "MiniMaxM2ForCausalLM": {
+        **{"hidden_act": "silu", "tie_word_embeddings": False, "use_qk_norm": True},
+        **{"scoring_func": "sigmoid", "use_routing_bias": True},
+    },
     "NemotronHForCausalLM": {
         **{"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "conv_kernel": 4},
         **{"use_bias": False, "mlp_bias": False, "attention_bias": False, "norm_topk_prob": True},
     },
     "OlmoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": False, "clip_qkv": None},
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
+    "Qwen2AudioForConditionalGeneration": {"use_sliding_window": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "silu"},
     "Qwen3_5ForConditionalGeneration": {"hidden_act": "silu", "attention_bias": False},
     "Qwen3_5MoeForConditionalGeneration": {"hidden_act": "silu", "attention_bias": False},
@@ -117,18 +133,25 @@ _FIXED: Final[Mapping[str, Settings]] = {
 A list repeats over the layers.
 """
 _FIXED_VISION: Final[Mapping[str, Settings]] = {
+    "Exaone4_5_ForConditionalGeneration": {
+        **{"hidden_act": "silu", "patch_size": 14, "spatial_merge_size": 2, "window_size": 112},
+    },
     "Gemma3ForConditionalGeneration": {"vision_use_head": False},
+    "MiniMaxM3SparseForConditionalGeneration": {"hidden_act": "gelu"},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3_5ForConditionalGeneration": _QWEN35_TOWER,
     "Qwen3_5MoeForConditionalGeneration": _QWEN35_TOWER,
 }
 """The same of `vision_config`."""
+SELECTED: Final[Mapping[str, int]] = {"MiniMaxM3SparseForConditionalGeneration": 2048}
+"""Architecture -> tokens of a sequence in which each query attends to all before it, at least."""
 _PARTLY_ROTATED: Final = frozenset(
     {
         *("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"),
         *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
         *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+        *("MiniMaxM2ForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
     }
 )
 """Architectures whose `partial_rotary_factor` the model gets."""
@@ -136,7 +159,8 @@ _PARTLY_ROTATED: Final = frozenset(
 
 def require_all_taken(folder: HuggingFaceFolder) -> None:
     """Raise ConversionError for a setting that the model in Megatron would not have; names all of them."""
-    if problems := [*_positions(folder), *_others(folder), *_windows(folder)]:
+    found = (_positions, _others, _windows, _blocks, _rotated)
+    if problems := [problem for each in found for problem in each(folder)]:
         raise ConversionError(
             f"{folder.path}/config.json has what the model in Megatron would not have: "
             f"{'; '.join(problems)}. Its logits would be others: it cannot be converted"
@@ -190,12 +214,40 @@ def _others(folder: HuggingFaceFolder) -> Iterator[str]:
 
 
 def _windows(folder: HuggingFaceFolder) -> Iterator[str]:
-    """An image of Gemma 3 that is longer than a window: in transformers all of it sees all of it."""
+    """An image of Gemma 3 that is longer than a window: in transformers all of it sees all of it.
+
+    EXAONE 4.5 without windows: there all layers have rotary embeddings.
+    """
+    hybrid = folder.architecture == "Exaone4_5_ForConditionalGeneration"
+    if hybrid and _text(folder).get("sliding_window", 4096) is None:
+        yield "sliding_window None"
     if folder.architecture == "Gemma3ForConditionalGeneration":
         tokens = folder.config.get("mm_tokens_per_image") or 256
         window = _text(folder).get("sliding_window") or 4096
         if tokens > window:
             yield f"mm_tokens_per_image {tokens}, which is more than sliding_window {window}"
+
+
+def _blocks(folder: HuggingFaceFolder) -> Iterator[str]:
+    """Fewer tokens that a query of MiniMax-M3 attends to than a sequence may have."""
+    if folder.architecture in SELECTED:
+        text = _text(folder)
+        older = text.get("sparse_attention_config") or {}
+        size = text.get("index_block_size", older.get("sparse_block_size", 128))
+        blocks = text.get("index_topk_blocks", older.get("sparse_topk_blocks", 16))
+        if size * blocks < (least := SELECTED[folder.architecture]):
+            yield f"index_topk_blocks {blocks} of index_block_size {size}, fewer tokens than {least}"
+
+
+def _rotated(folder: HuggingFaceFolder) -> Iterator[str]:
+    """Elements of a head of MiniMax-M3 that are rotated, of which transformers reads the other setting."""
+    if folder.architecture == "MiniMaxM3SparseForConditionalGeneration":
+        text = _text(folder)
+        rope = text.get("rope_parameters") or {}
+        part = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+        width, rotated = text.get("head_dim", 128), text.get("rotary_dim", 64)
+        if part is not None and int(part * width) != rotated:
+            yield f"rotary_dim {rotated} and partial_rotary_factor {part} of head_dim {width}"
 
 
 def _repeated(value: Any, found: Any) -> Any:

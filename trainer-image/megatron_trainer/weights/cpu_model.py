@@ -55,6 +55,8 @@ CONVERTS: tuple[str, ...] = (
     "Exaone4ForCausalLM",
     "ExaoneMoEForCausalLM",
     "OlmoeForCausalLM",
+    "FalconH1ForCausalLM",
+    "MiniMaxM2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
@@ -64,6 +66,9 @@ CONVERTS: tuple[str, ...] = (
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
+    "Qwen2AudioForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration",
+    "MiniMaxM3SparseForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
 
@@ -93,17 +98,20 @@ def import_bridge() -> None:
     forget_transformer_engine()
     from megatron_trainer.bridge import (
         adapter_norms,
+        exaone45,
         gemma4,
         glm,
         local_layers,
         local_names,
+        minimax_m3,
         partial_rotary,
         query_norms,
         zero_centred_norms,
     )
 
-    for module in (adapter_norms, local_names, gemma4, glm, partial_rotary, zero_centred_norms):
+    for module in (adapter_norms, local_names, exaone45, gemma4, glm, minimax_m3, partial_rotary):
         module.install()
+    zero_centred_norms.install()
     query_norms.leave_out()
     local_layers.use_for_prediction()
 

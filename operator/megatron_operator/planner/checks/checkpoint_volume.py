@@ -15,6 +15,7 @@ _FEWEST = 2
 _WITH_BEST = 3
 """The best one may be older than the newest."""
 _GIB = 2**30
+_OF_PLATFORM = "of the platform:"
 
 
 def check_checkpoint_volumes(resolved: ResolvedRecipe, plan: Plan, found: Diagnostics) -> None:
@@ -36,6 +37,13 @@ def check_checkpoint_volumes(resolved: ResolvedRecipe, plan: Plan, found: Diagno
         _has_room("checkpoint.local.sizeLimit", checkpoint.local.size_limit, each, found, own=True)
 
 
+def checkpoint_volume_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """Warnings of a size of the platform without room for two checkpoints: the run could save one at most."""
+    found = Diagnostics()
+    check_checkpoint_volumes(resolved, plan, found)
+    return [note for note in found.notes if _OF_PLATFORM in note]
+
+
 def _has_room(field: str, size: str, each: int, found: Diagnostics, *, own: bool, best: bool = False) -> bool:
     """Whether two checkpoints of `each` bytes fit, with the `best` three.
 
@@ -50,7 +58,7 @@ def _has_room(field: str, size: str, each: int, found: Diagnostics, *, own: bool
     if own:
         found.error(f"spec.{field}", message, fix)
     else:
-        found.note(f"{field} of the platform: {message}: {fix}")
+        found.note(f"{field} {_OF_PLATFORM} {message}: {fix}")
     return False
 
 

@@ -77,6 +77,10 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
     if t.optimizer == "sgd":
         for name in ("adam_beta1", "adam_beta2", "adam_eps"):
             yield "training", name, "optimizer adam"
+    if not m.num_experts and (p.expert_tensor_parallel_size or 1) > 1:
+        yield "parallelism", "expert_tensor_parallel_size", "numExperts"
+    if p.context_parallel_size == 1 and resolved.is_set_by_user("parallelism.contextParallelSize"):
+        yield "parallelism", "cp_comm_type", "contextParallelSize above 1"
     if p.overlap_grad_reduce is False:
         yield "parallelism", "ddp_bucket_size", "overlapGradReduce: true"
 

@@ -10,6 +10,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
 from megatron_operator.planner.checks.precision import computes_in_fp4
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
@@ -19,7 +20,6 @@ from megatron_operator.planner.search.problem import Candidate
 
 _ARGS = "spec.megatronArgs."
 
-EXPERT_OVERLAP = "overlap-moe-expert-parallel-comm"
 LOW_MFU = 0.1
 """Model FLOPs utilization (MFU) below which a run wastes its accelerators."""
 
@@ -79,7 +79,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set training.usePrecisionAwareOptimizer: true",
             )
         )
-    return errors
+    return errors + flag_errors(resolved)
 
 
 def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:

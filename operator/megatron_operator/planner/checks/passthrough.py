@@ -39,6 +39,8 @@ _OWNED = {
     "merge-file": "spec.data.tokenizer.mergeFile",
     "padded-vocab-size": "spec.model.vocabSize",
     "group-query-attention": "spec.model.numQueryGroups",
+    "encoder-num-layers": "spec.model.numLayers",
+    "encoder-seq-length": "spec.training.seqLength",
     "num-layers-per-virtual-pipeline-stage": "spec.parallelism.numVirtualStagesPerPipelineRank",
     "recompute-activations": "spec.parallelism.recomputeGranularity",
     "dist-ckpt-optim-fully-reshardable": "spec.recovery.elastic",
@@ -74,8 +76,34 @@ _REFUSED = {
         " data.blend and data.sources with validation are mixed by their weights"
     ),
     "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",
+    "adlr-autoresume": "requires a package that is not public",
+    "ckpt-convert-format": "makes Megatron convert a checkpoint and end, and the run would be complete",
+    "enable-msc": "requires the package multi-storage-client, which the trainer image lacks",
+    "fsdp-manual-registration": "is for Megatron's FSDP, which saves checkpoints of its own format",
+    "inference-cuda-graph-scope": "is for inference",
+    "inference-disable-triton-nvls-kernels": "is for inference",
+    "inference-fuse-tp-communication": "is for inference",
+    "init-method-xavier-uniform": "ends Megatron Core 0.19.2 with a TypeError (scaled_init_method)",
+    "overlap-param-gather-with-optimizer-step": "is not supported by Megatron with torch_dist checkpoints",
+    "replication": "is for Megatron's local checkpoints, whose package the trainer image lacks",
+    "yaml-cfg": "replaces all of the settings that the operator writes",
 }
 """Flag -> why it is not taken."""
+_REMOVED = {
+    "checkpoint-activations": "set spec.parallelism.recomputeGranularity",
+    "model-parallel-size": "set spec.parallelism.tensorModelParallelSize",
+    "warmup": "set spec.training.lrWarmupFraction",
+}
+"""Flags that the parser still knows, to refuse them."""
+_UNUSABLE_VALUES = {
+    ("cross-entropy-fusion-impl", "te"): ("is disabled in Megatron for its instability", "set native"),
+    ("non-persistent-ckpt-type", "in_memory"): ("is not implemented in Megatron", "set global"),
+    ("non-persistent-ckpt-type", "local"): (
+        "requires the package nvidia-resiliency-ext, which the trainer image lacks",
+        "set global",
+    ),
+}
+"""Choices of the parser that Megatron refuses later: message and fix."""
 _IGNORED = {
     "rampup-batch-size": "set spec.training.stepBatchSizeSchedule",
     "use-mcore-models": "leave it out",
@@ -123,6 +151,11 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(FieldError(field, "is reserved for the operator", "leave it out"))
         elif flag in _REFUSED:
             errors.append(FieldError(field, _REFUSED[flag], "leave it out"))
+        elif flag in _REMOVED:
+            errors.append(FieldError(field, "was removed from Megatron", _REMOVED[flag]))
+        elif (flag, str(value)) in _UNUSABLE_VALUES:
+            message, fix = _UNUSABLE_VALUES[flag, str(value)]
+            errors.append(FieldError(field, f"{value} {message}", fix))
         elif flag in _IGNORED:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
         elif flag in TYPED:

@@ -139,6 +139,9 @@ def recompute_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[Field
     return [*modules, *_full_errors(p, at), *_prediction_errors(p, resolved, at)]
 
 
+_OF_EXPERTS = ("moe", "moe_act", "shared_experts")
+
+
 def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for modules that Megatron does not recompute in this model."""
     modules, training, model = p.recompute_modules or [], resolved.training, resolved.model
@@ -151,7 +154,11 @@ def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldEr
     compressed = isinstance(model, Architecture) and model.csa_compress_ratios is not None
     if "mla_up_proj" in modules and not (model.multi_latent_attention or compressed):
         problems.append(("mla_up_proj without multiLatentAttention", "leave it out"))
-    if "moe_act" in modules and not model.moe_grouped_gemm:
+    if not model.num_experts and (of_experts := [each for each in modules if each in _OF_EXPERTS]):
+        problems.append((f"{', '.join(of_experts)} without experts", "leave it out"))
+    elif "shared_experts" in modules and not model.moe_shared_expert_intermediate_size:
+        problems.append(("shared_experts without moeSharedExpertIntermediateSize", "leave it out"))
+    if "moe_act" in modules and model.num_experts and not model.moe_grouped_gemm:
         problems.append(("moe_act without moeGroupedGemm", "leave it out, or set moeGroupedGemm: true"))
     delayed = training.fp8_format is not None and training.fp8_recipe in (None, "delayed")
     if delayed and (stale := sorted({"moe_act", "layernorm"} & set(modules))):

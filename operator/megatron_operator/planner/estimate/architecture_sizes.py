@@ -39,6 +39,7 @@ def _tower(tower: TowerSpec, share: float) -> Tower:
         conformer=tower.conformer,
         parameters=tower.parameters,
         trained=tower.parameters if trained is None else trained,
+        projector=tower.projector_parameters,
         patches_per_token=tower.patches_per_token,
         split=tower.tensor_parallel,
         deepstack=tower.deepstack_layers,

@@ -9,7 +9,10 @@ from megatron_operator.api.training import TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.model_shape import model_shape
+from megatron_operator.planner.estimate.parameters import trained_parameters
 
+_WEIGHT = 2
+"""A weight of a vision-language model, which is trained in BF16."""
 _MOMENTS = 8
 """Adam's two moments. They are saved in FP32 also where they are kept in less."""
 
@@ -24,11 +27,15 @@ def checkpoint_bytes(resolved: ResolvedRecipe, plan: Plan) -> int | None:
     shape = model_shape(resolved.model, Diagnostics())
     adapters = Adapters.of(resolved)
     saved = plan.parameters_padded
-    if shape is not None and adapters is not None:
-        saved = adapters.parameters(shape, plan.expert_model_parallel_size)
-    return saved * bytes_per_parameter(
+    each = bytes_per_parameter(
         resolved.training, resolved.megatron_args, sharded=plan.use_distributed_optimizer
     )
+    if shape is not None and adapters is not None:
+        return adapters.parameters(shape, plan.expert_model_parallel_size) * each
+    if shape is not None and resolved.frozen:
+        trained = trained_parameters(shape, resolved.frozen, saved)
+        return saved * _WEIGHT + trained * (each - _WEIGHT)
+    return saved * each
 
 
 def bytes_per_parameter(training: TrainingSpec, args: Mapping[str, Any], *, sharded: bool) -> int:

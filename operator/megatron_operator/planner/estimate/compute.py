@@ -109,7 +109,7 @@ class ComputeModel:
         Own derivation: as a dense layer, with attention between the patches of one image and no mask.
         """
         w, on, c = self._w, self._on, self._c
-        passes = 1 if w.adapters is not None or tower.frozen else 3
+        passes = 1 if w.adapters is not None or tower.freezes_encoder(w.frozen) else 3
         split = w.dims.tp if tower.split else 1
         patches = tower_patches(w, tower)
         attended = 4 * patches * IMAGE_TOKENS * tower.patches_per_token * tower.hidden / split
@@ -121,7 +121,7 @@ class ComputeModel:
         moved = passes * patches * (10 * parts * tower.hidden + 6 * ffn) / split
         return ComputeTime(
             matmul=tower.layers
-            * sum(self._product(p, fp8=False, passes=passes) for p in tower_products(w, tower)),
+            * sum(self._product(p, fp8=False, passes=passes, frozen=False) for p in tower_products(w, tower)),
             attention=tower.layers * attention,
             elementwise=tower.layers * moved / (on.memory_bandwidth * c.memory),
         )
@@ -207,7 +207,7 @@ class ComputeModel:
     ) -> float:
         """Seconds of a product and, for three passes, of its two gradients, each with a start-up time.
 
-        A `frozen` weight, by default any where adapters are trained, has no gradient.
+        A `frozen` weight, by default any of a frozen language model, has no gradient.
 
         Roofline model (Williams et al. 2009): each pass takes the longer of arithmetic and memory traffic,
         which is two operands in the precision of the product and a result of 2 bytes; the weight gradient is
@@ -223,7 +223,7 @@ class ComputeModel:
         if passes == 1:
             return forward + c.matmul_seconds
         inputs = max(arithmetic, (size * (out + second) + 2 * first) / bandwidth)
-        if self._w.adapters is not None if frozen is None else frozen:
+        if self._w.language_frozen if frozen is None else frozen:
             return forward * (passes - 2) + inputs + (passes - 1) * c.matmul_seconds
         weights = max(arithmetic, (size * (out + first) + 2 * w.numerics.gradient * second) / bandwidth)
         return forward * (passes - 2) + inputs + weights + passes * c.matmul_seconds

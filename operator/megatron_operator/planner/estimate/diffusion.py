@@ -23,7 +23,7 @@ _CHUNKS: Final = {"joint": 12, "single": 3}
 def sample_tokens(shape: "ModelShape", seq_length: int) -> int:
     """Tokens of a sequence that a micro batch has: those of a sample, with the text that is among them.
 
-    Wan packs samples up to `seq_length` where that is set; FLUX does not read it.
+    Wan's samples have at most `seq_length` where that is set; FLUX does not read it.
     """
     d = shape.diffusion
     if d is None:

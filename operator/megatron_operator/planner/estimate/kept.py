@@ -64,7 +64,7 @@ def tower_bytes(w: Workload) -> float:
     """
     if w.adapters is not None:
         return 0.0
-    return sum(_tower_bytes(w, tower) for tower in w.shape.towers if not tower.frozen)
+    return sum(_tower_bytes(w, tower) for tower in w.shape.towers if not tower.freezes_encoder(w.frozen))
 
 
 def _tower_bytes(w: Workload, tower: Tower) -> float:

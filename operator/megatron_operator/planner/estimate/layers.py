@@ -1,8 +1,10 @@
 """What the layers of a model consist of, and the sizes of mixers that are no softmax attention."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Heads, Indexed
 
 Mixer = Literal["attention", "mamba", "parallel", "delta", "joint", "single", "cross"]
@@ -156,15 +158,28 @@ class Tower:
     """Patches that become one token of the language model."""
     split: bool
     """Whether the tensor-parallel group splits it; else each rank has, and computes, all of it."""
+    projector: int | None = None
+    """Parameters of the projector alone, where they are known."""
     deepstack: int = 0
     """First layers of the language model that get its features as well."""
     share: float = 1.0
     """Share of the encoded tokens that come from it."""
 
-    @property
-    def frozen(self) -> bool:
-        """Whether the encoder is not trained."""
-        return self.trained < self.parameters
+    def freezes_encoder(self, frozen: Collection[ModelPart]) -> bool:
+        """Whether the encoder is not trained by a run that freezes these parts."""
+        return "vision" in frozen if frozen else self.trained < self.parameters
+
+    def trained_without(self, frozen: Collection[ModelPart]) -> int:
+        """Parameters that a run trains which freezes these parts; where the projector's number is not known,
+        at most."""
+        if not frozen:
+            return self.trained
+        if "vision" in frozen and "projector" in frozen:
+            return 0
+        projector = self.projector
+        if projector is None:
+            return self.parameters
+        return projector if "vision" in frozen else self.parameters - projector * ("projector" in frozen)
 
     @property
     def projected(self) -> int:

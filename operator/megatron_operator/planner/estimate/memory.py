@@ -16,7 +16,7 @@ from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.diffusion import outside_parameters
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.kept import layer_bytes, stream_bytes, tower_bytes
-from megatron_operator.planner.estimate.layers import LayerKind
+from megatron_operator.planner.estimate.layers import LayerKind, Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds
 from megatron_operator.planner.estimate.parameters import (
     LayerParameters,
@@ -111,7 +111,7 @@ def held_parameters(w: Workload, stage: int) -> Parameters:
     layers = tensor / w.dims.tp + sum(count * each.replicated for each, count in parts)
     experts = sum(count * each.experts for each, count in parts) / (w.dims.etp * w.dims.ep)
     if stage == 0:
-        layers += sum(tower.parameters / (w.dims.tp if tower.split else 1) for tower in shape.towers)
+        layers += sum(_of_rank(w, tower, tower.parameters) for tower in shape.towers)
         layers += outside_parameters(shape) if shape.diffusion else 0
     table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
@@ -127,6 +127,11 @@ def held_parameters(w: Workload, stage: int) -> Parameters:
     return layers, experts, vocabulary
 
 
+def _of_rank(w: Workload, tower: Tower, parameters: int) -> float:
+    """Parameters of a tower that one rank has of so many."""
+    return parameters / (w.dims.tp if tower.split else 1)
+
+
 def trained_parameters(w: Workload, stage: int) -> Parameters:
     """Parameters that one rank of a stage trains."""
     return _trained(w, stage, held_parameters(w, stage))
@@ -135,9 +140,11 @@ def trained_parameters(w: Workload, stage: int) -> Parameters:
 def _trained(w: Workload, stage: int, parameters: Parameters) -> Parameters:
     """As `trained_parameters`, of a rank that holds `parameters`."""
     if w.adapters is None:
+        towers = w.shape.towers if stage == 0 else ()
+        if w.language_frozen:
+            return sum(_of_rank(w, tower, tower.trained_without(w.frozen)) for tower in towers), 0.0, 0.0
         held, experts, vocabulary = parameters
-        for tower in w.shape.towers if stage == 0 else ():
-            held -= (tower.parameters - tower.trained) / (w.dims.tp if tower.split else 1)
+        held -= sum(_of_rank(w, x, x.parameters - x.trained_without(w.frozen)) for x in towers)
         return held, experts, vocabulary
     layers = Counter(w.kinds_of_stage[stage])
     if stage == w.dims.pp - 1:

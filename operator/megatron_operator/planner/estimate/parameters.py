@@ -5,9 +5,11 @@ Parameter counts follow the modules that `megatron.core.models.gpt` and `.hybrid
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.planner.estimate import diffusion
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
@@ -194,6 +196,16 @@ def allocated_parameters(shape: ModelShape, padded_vocab: int) -> int:
     multi-token-prediction layers, which share embedding and output.
     """
     return parameters(shape, padded_vocab) + mtp_copies(shape) * mtp_parameters(shape).total
+
+
+def trained_parameters(shape: ModelShape, frozen: Collection[ModelPart], allocated: int) -> int:
+    """Number of parameters that a run trains which freezes these parts of a model of `allocated` ones.
+
+    At most, where the number of a projector is not known.
+    """
+    towers = sum(tower.parameters for tower in shape.towers)
+    language = 0 if "language" in frozen else allocated - towers
+    return language + sum(tower.trained_without(frozen) for tower in shape.towers)
 
 
 @lru_cache(maxsize=64)

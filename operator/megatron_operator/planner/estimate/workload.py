@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
@@ -99,6 +100,13 @@ class Workload:
     execution: Execution = field(default_factory=Execution)
     adapters: Adapters | None = None
     """All that is trained, with LoRA; None trains all weights."""
+    frozen: frozenset[ModelPart] = frozenset()
+    """Parts of a vision-language model that are not trained."""
+
+    @property
+    def language_frozen(self) -> bool:
+        """Whether the weights of the language model have no gradients."""
+        return self.adapters is not None or "language" in self.frozen
 
     @property
     def tokens(self) -> float:
@@ -162,6 +170,7 @@ class Workload:
                 parameter_overlap=plan.overlap_param_gather,
             ),
             adapters=Adapters.of(resolved),
+            frozen=frozenset(resolved.frozen),
         )
 
 

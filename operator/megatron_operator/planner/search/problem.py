@@ -45,6 +45,8 @@ class PlanningProblem:
     """None where memory and speed are unknown."""
     numerics: Numerics
     execution: Execution
+    has_run: bool = False
+    """Whether the layout is that of a run which has started, whose memory has sufficed."""
 
     @property
     def adapters(self) -> Adapters | None:

@@ -9,8 +9,10 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import SPEC_FIELDS
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.entry import PublishedSizes
-from megatron_operator.planner.checks.lint import EXPERT_OVERLAP, overlaps_experts
+from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP
+from megatron_operator.planner.checks.lint import overlaps_experts
 from megatron_operator.planner.checks.precision import cheap_modules
+from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.memory import memory_per_gpu
 from megatron_operator.planner.estimate.step_time import expected
@@ -25,7 +27,9 @@ from megatron_operator.planner.search.enumerate import (
     valid_layouts,
 )
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
+from megatron_operator.planner.search.published_memory import keeps_published_memory
 from megatron_operator.planner.search.smaller_states import with_which_it_fits
+from megatron_operator.planner.search.suitable_batch import batch_error
 
 EQUAL_SPEED = 0.02
 """Steps that are longer by at most this share count as equally fast, however precise the estimate is."""
@@ -33,7 +37,8 @@ NOT_COMPETITIVE = 1.25
 """Interleaved layouts are not timed where even without a bubble the step takes more than this times the
 best."""
 MEASURED = 1.15
-"""Estimated memory of a function's layout, relative to the capacity, up to which it is believed to fit."""
+"""Estimated memory, relative to the capacity, up to which a function's layout is believed to fit, and one
+that the recipe sets completely is planned with a warning."""
 TOLERANCE = 1.01
 """Estimated memory, relative to the capacity, up to which the most memory-efficient layout is planned with a
 warning where none fits: the estimate is not precise enough to refuse it."""
@@ -69,7 +74,8 @@ def rank(problem: PlanningProblem, found: Diagnostics) -> Ranking:
         for candidate in _candidates(problem, layout):
             (ranking.candidates if candidate.fits else ranking.too_large).append(candidate)
     if not ranking.candidates and not ranking.too_large:
-        found.extend(refusal(problem))
+        unsuitable = batch_error(problem, layouts, _fits)
+        found.extend([unsuitable] if unsuitable else refusal(problem))
         return ranking
     if not ranking.candidates:
         _handle_too_large(problem, ranking, found)
@@ -84,6 +90,10 @@ def rank(problem: PlanningProblem, found: Diagnostics) -> Ranking:
     ranking.error = _preferred_first(problem, timed)
     ranking.candidates = timed
     return ranking
+
+
+def _fits(problem: PlanningProblem, layout: Layout) -> bool:
+    return any(candidate.fits for candidate in _candidates(problem, layout))
 
 
 def _preferred_first(problem: PlanningProblem, timed: list[Candidate]) -> float:
@@ -239,6 +249,7 @@ def _candidate(
         ),
         execution=problem.execution,
         adapters=problem.adapters,
+        frozen=frozenset(problem.resolved.frozen),
     )
     memory = memory_per_gpu(workload, problem.capacity)
     return Candidate(layout, micro_batch, recompute, modules, workload, memory)
@@ -252,7 +263,8 @@ def _timed(problem: PlanningProblem, candidate: Candidate) -> Candidate:
 
 def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> None:
     """Nothing fits: accept what exceeds the memory by less than the estimate's error, and a fully requested
-    layout if only its activations are too large, else refuse."""
+    layout if only its activations are too large, and not by far unless it was published or has run; else
+    refuse."""
     smallest = min(ranking.too_large, key=lambda candidate: candidate.memory.total)
     memory, capacity = smallest.memory, smallest.memory.capacity or 0
     fully_requested = ranking.valid == 1
@@ -267,11 +279,17 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         )
         ranking.candidates = [_timed(problem, smallest)]
         return
-    if memory.total <= TOLERANCE * capacity or (fully_requested and states <= capacity):
+    known = problem.has_run or keeps_published_memory(problem.resolved)
+    is_close = known or memory.total <= MEASURED * capacity
+    if memory.total <= TOLERANCE * capacity or (fully_requested and states <= capacity and is_close):
         ranking.candidates = [_timed(problem, smallest)]
         return
     layout = smallest.dims.describe()
     needs = f"{memory.total / GIB:.1f} GiB of {problem.resolved.accelerator_type}'s {capacity / GIB:.1f} GiB"
+    most_efficient = "" if fully_requested else "even the most memory-efficient layout with it, "
+    if fewer := _activations_to_reduce(problem, f"{most_efficient}{layout} needs {needs}"):
+        found.extend([fewer])
+        return
     smaller = with_which_it_fits(problem, ranking.too_large)
     instead = f", or {smaller}" if smaller else ""
     if fully_requested and problem.world > 1:
@@ -296,6 +314,35 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
     )
 
 
+def _activations_to_reduce(problem: PlanningProblem, needed: str) -> FieldError | None:
+    """An error for the recipe's micro batch size, or its recomputation, without which a layout fits."""
+    asked, is_set = problem.asked, problem.resolved.is_set_by_user
+    batch, granularity = problem.micro_batch, asked.recompute_granularity
+    sizes = divisors(batch)[-2::-1] if batch and is_set("training.microBatchSize") else []
+    problems = [(f"set {size}", replace(problem, micro_batch=size)) for size in sizes]
+    if granularity and is_set("parallelism.recomputeGranularity"):
+        names = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+        planned = asked.model_copy(update=dict.fromkeys(names))
+        fix = "leave recomputation to the planner"
+        problems.append((fix, replace(problem, asked=planned)))
+        problems += [
+            (f"set {size} and {fix}", replace(problem, micro_batch=size, asked=planned)) for size in sizes
+        ]
+    for fix, changed in problems:
+        if fitting := _simplest_that_fits(changed):
+            with_it = f"{fitting.dims.describe()} needs {fitting.memory.total / GIB:.1f} GiB"
+            name, value = "training.microBatchSize", str(batch)
+            if changed.micro_batch == batch:
+                name, value = "parallelism.recomputeGranularity", str(granularity)
+            return FieldError(f"spec.{name}", f"{value}: {needed}", f"{fix}, with which {with_it}")
+    return None
+
+
+def _simplest_that_fits(problem: PlanningProblem) -> Candidate | None:
+    fitting = [c for each in valid_layouts(problem) for c in _candidates(problem, each) if c.fits]
+    return min(fitting, key=lambda candidate: candidate.simplicity, default=None)
+
+
 def _size_to_relax(problem: PlanningProblem, layout: str, needs: str) -> FieldError | None:
     """An error for the one size of the recipe without which a layout fits, and the size it would have."""
     for dim in ("ep", "cp", "pp", "tp"):
@@ -305,9 +352,7 @@ def _size_to_relax(problem: PlanningProblem, layout: str, needs: str) -> FieldEr
         if value is None or not problem.resolved.is_set_by_user(f"parallelism.{alias}"):
             continue
         relaxed = replace(problem, asked=problem.asked.model_copy(update={name: None}))
-        fitting = [c for each in valid_layouts(relaxed) for c in _candidates(relaxed, each) if c.fits]
-        if fitting:
-            best = min(fitting, key=lambda c: c.simplicity)
+        if best := _simplest_that_fits(relaxed):
             return FieldError(
                 f"spec.parallelism.{alias}",
                 f"{value}: even the most memory-efficient layout with it, {layout}, needs {needs}",
@@ -324,6 +369,6 @@ def _sufficient_count(problem: PlanningProblem) -> int | None:
     above = problem.world.bit_length()
     for exponent in range(above, above + 10):
         larger = problem.with_world_size(1 << exponent)
-        if any(c.fits for layout in valid_layouts(larger) for c in _candidates(larger, layout)):
+        if any(_fits(larger, layout) for layout in valid_layouts(larger)):
             return larger.world
     return None

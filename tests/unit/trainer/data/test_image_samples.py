@@ -1,4 +1,4 @@
-"""Samples of a WebDataset: which files belong together, and where in a conversation their images go."""
+"""Samples of a WebDataset: which files belong together, and where in a conversation their media go."""
 
 import io
 import tarfile
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from megatron_trainer.data.chat import ConversationError
 from megatron_trainer.data.image_text import read_samples, to_messages
+from megatron_trainer.data.media import MEDIA
 
 from testkit.image_text import add_file
 
@@ -32,8 +33,8 @@ def test_files_of_one_name_are_a_sample_with_images_by_their_numbers() -> None:
     first, second = read_samples(tar)
 
     assert (first.name, second.name) == ("a/1", "b/1")
-    assert [member.name for member in first.pictures] == ["a/1.2.JPG", "a/1.10.jpg"]
-    assert [member.name for member in second.pictures] == ["b/1.png"]
+    assert [member.name for member in first.files] == ["a/1.2.JPG", "a/1.10.jpg"]
+    assert [member.name for member in second.files] == ["b/1.png"]
 
 
 ONE = 2 * tarfile.BLOCKSIZE
@@ -71,7 +72,7 @@ def test_the_place_of_an_image_is_that_of_its_bytes(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "0.tar") as tar:
         (sample,) = read_samples(tar)
     record = {"messages": [{"role": "user", "content": "<image>"}]}
-    ((part,),) = [each["content"] for each in to_messages(record, "0.tar", sample.pictures)]
+    ((part,),) = [each["content"] for each in to_messages(record, "0.tar", sample.files)]
 
     assert part["tar"] == "0.tar"
     data = (tmp_path / "0.tar").read_bytes()
@@ -112,7 +113,7 @@ def test_a_sample_that_is_not_whole_is_named(names: list[str], problem: str) -> 
 )
 def test_all_forms_of_a_conversation_become_the_same_parts(record: dict[str, Any]) -> None:
     (sample,) = read_samples(shard("0.json", "0.0.png", "0.1.png"))
-    messages = to_messages(record, "0.tar", sample.pictures)
+    messages = to_messages(record, "0.tar", sample.files)
 
     assert [each["role"] for each in messages] == ["user"]
     assert texts(messages) == [["see ", "image", " and", "image", "."]]
@@ -132,4 +133,32 @@ def test_all_forms_of_a_conversation_become_the_same_parts(record: dict[str, Any
 def test_a_record_that_is_no_conversation_about_its_images_is_refused(record: Any, problem: str) -> None:
     (sample,) = read_samples(shard("0.json", "0.png"))
     with pytest.raises(ConversationError, match=problem):
-        to_messages(record, "0.tar", sample.pictures)
+        to_messages(record, "0.tar", sample.files)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "hear <audio> and <image>.",
+        [
+            {"type": "text", "text": "hear "},
+            {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+            {"type": "text", "text": " and <image>."},
+        ],
+    ],
+)
+def test_a_sample_of_sound_has_sounds_and_names_of_images_are_text(content: Any) -> None:
+    (sample,) = read_samples(shard("0.json", "0.FLAC"), MEDIA["sound"])
+    messages = to_messages(
+        {"messages": [{"role": "user", "content": content}]}, "0.tar", sample.files, MEDIA["sound"]
+    )
+
+    assert texts(messages) == [["hear ", "audio", " and <image>."]]
+    assert messages[0]["content"][1] | {"offset": 0} == {
+        **{"type": "audio", "tar": "0.tar", "offset": 0, "size": len("0.FLAC")},
+    }
+
+
+def test_a_sample_of_sound_has_no_image() -> None:
+    with pytest.raises(ConversationError, match=r"0\.png is neither json nor a sound"):
+        list(read_samples(shard("0.json", "0.png"), MEDIA["sound"]))

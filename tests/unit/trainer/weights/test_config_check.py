@@ -26,6 +26,11 @@ QWEN35_VL: dict[str, Any] = {
     "vision_config": {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []},
 }
 
+MINIMAX_M3: dict[str, Any] = {
+    "text_config": {"head_dim": 128, "rotary_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    "vision_config": {"hidden_act": "gelu"},
+}
+
 
 def folder(architecture: str, **config: Any) -> HuggingFaceFolder:
     task = "ForConditionalGeneration" if "text_config" in config else "ForCausalLM"
@@ -50,6 +55,8 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("DeepseekV3", {"rope_scaling": {"type": "yarn", "factor": 40}}),
         ("Mistral3", ministral3(rms_norm_eps=1e-5)),
         ("NemotronH", {"mlp_hidden_act": "relu2", "partial_rotary_factor": 1.0, "moe_latent_size": 1024}),
+        ("FalconH1", {"mamba_norm_before_gate": False, "mamba_rms_norm": False, "key_multiplier": 0.5}),
+        ("MiniMaxM2", {"rotary_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.5}}),
         ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [], "decoder_sparse_step": 1}}),
         ("Gemma3", {"text_config": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}}),
         ("Gemma3", {"text_config": {"sliding_window": 1024}, "mm_tokens_per_image": 256}),
@@ -60,6 +67,9 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Qwen3_5", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
         ("Qwen3_5", QWEN35_VL),
         ("Qwen3_5Moe", QWEN35_VL),
+        ("Exaone4_5_", {"text_config": {"sliding_window": 4096, "rope_parameters": LLAMA3}}),
+        ("MiniMaxM3Sparse", MINIMAX_M3),
+        ("MiniMaxM3Sparse", {"text_config": {"sparse_attention_config": {"sparse_topk_blocks": 32}}}),
     ],
 )
 def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]) -> None:
@@ -81,6 +91,8 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
         ("ExaoneMoE", {"norm_topk_prob": False}, "norm_topk_prob False, which is True there"),
         ("NemotronH", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu', which is 'relu2' there"),
         ("NemotronH", {"conv_kernel": 3, "use_conv_bias": False}, "use_conv_bias False, which is True"),
+        ("FalconH1", {"mamba_norm_before_gate": True}, "mamba_norm_before_gate True, which is False there"),
+        ("MiniMaxM2", {"scoring_func": "softmax"}, "scoring_func 'softmax', which is 'sigmoid' there"),
         ("Mistral3", ministral3(model_type="mistral"), "model_type 'mistral', which is 'ministral3' there"),
         ("Mistral3", ministral3(rms_norm_eps=1e-6), "rms_norm_eps 1e-06, which is 1e-05 there"),
         ("Mistral3", ministral3(rope_parameters={"rope_type": "yarn", "factor": 8.0}), "factor 8.0"),
@@ -129,6 +141,27 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             "Qwen3VL",
             {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_interleaved": False}}},
             "mrope_interleaved False of rope_type 'default', which is True there",
+        ),
+        ("Exaone4_5_", {"text_config": {"sliding_window": None}}, "sliding_window None"),
+        (
+            "Exaone4_5_",
+            {"text_config": {}, "vision_config": {"window_size": 224}},
+            "window_size 224 of vision_config, which is 112 there",
+        ),
+        (
+            "MiniMaxM3Sparse",
+            {"text_config": {"index_topk_blocks": 8}},
+            "index_topk_blocks 8 of index_block_size 128, fewer tokens than 2048",
+        ),
+        (
+            "MiniMaxM3Sparse",
+            {"text_config": {"sparse_attention_config": {"sparse_block_size": 64}}},
+            "index_topk_blocks 16 of index_block_size 64, fewer tokens than 2048",
+        ),
+        (
+            "MiniMaxM3Sparse",
+            {"text_config": {"rotary_dim": 32, "partial_rotary_factor": 0.5}},
+            "rotary_dim 32 and partial_rotary_factor 0.5 of head_dim 128",
         ),
     ],
 )

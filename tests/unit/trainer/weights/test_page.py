@@ -5,6 +5,7 @@ from pathlib import Path
 from megatron_trainer.weights.cpu_model import CONVERTS
 
 from testkit.image_models import FAMILIES as IMAGE_FAMILIES
+from testkit.sound_models import FAMILIES as SOUND_FAMILIES
 from testkit.weights.families import FAMILIES
 
 PAGE = Path(__file__).parents[4] / "docs" / "weights.md"
@@ -24,7 +25,7 @@ def test_every_family_has_a_row_with_its_architecture() -> None:
 def test_the_families_that_convert_are_those_of_the_command() -> None:
     rows = _rows()
     converted = {family.architecture for family in FAMILIES if "| bit for bit |" in rows[family.name]}
-    # tests/trainer/test_image_text.py converts these: their logits need images.
-    read_images = {family.architecture for family in IMAGE_FAMILIES.values()}
-    assert converted | read_images == set(CONVERTS)
-    assert [name for name in read_images if f"`{name}`" not in PAGE.read_text()] == []
+    # tests/trainer/test_image_text.py and test_sound_text.py convert these: their logits need media.
+    read_media = {family.architecture for family in (IMAGE_FAMILIES | SOUND_FAMILIES).values()}
+    assert converted | read_media == set(CONVERTS)
+    assert [name for name in read_media if f"`{name}`" not in PAGE.read_text()] == []

@@ -1,0 +1,342 @@
+"""Flags of `megatronArgs` that Megatron refuses without another setting.
+
+Sources: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerParamScheduler` of megatron-core
+0.19.2. tests/megatron/test_flags_alone.py gives each flag by itself to both.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.catalog.resolved import ResolvedRecipe
+
+_AT: Final = "spec.megatronArgs."
+EXPERT_OVERLAP: Final = "overlap-moe-expert-parallel-comm"
+_OFFLOAD_VARIABLE: Final = "NVTE_CPU_OFFLOAD_V1"
+_FLEX_BACKENDS_OF_FIXED_SIZES: Final = ("hybridep", "ncclep")
+
+
+class _Need(NamedTuple):
+    """What some flags need: they have no error where `is_met`."""
+
+    flags: str
+    is_met: Callable[[ResolvedRecipe], bool]
+    message: str
+    fix: str
+    harmless: tuple[object, ...] = ()
+    """Values with which the flags need nothing: Megatron's defaults."""
+
+
+def _has(flag: str) -> Callable[[ResolvedRecipe], bool]:
+    return lambda resolved: resolved.megatron_args.get(flag, False) is not False
+
+
+def _computes_in_8_bits(resolved: ResolvedRecipe) -> bool:
+    return resolved.training.fp8_format is not None or _has("fp4-format")(resolved)
+
+
+def _has_fused_bias(resolved: ResolvedRecipe) -> bool:
+    fusion = "no-bias-swiglu-fusion" if resolved.model.swiglu else "no-bias-gelu-fusion"
+    return not _has(fusion)(resolved)
+
+
+def _interleaves(resolved: ResolvedRecipe) -> bool:
+    p = resolved.parallelism
+    return bool(p.num_virtual_stages_per_pipeline_rank or p.pipeline_model_parallel_layout)
+
+
+_NEEDS: Final = (
+    _Need(
+        "exp-avg-dtype exp-avg-sq-dtype main-grads-dtype main-params-dtype",
+        lambda resolved: bool(resolved.training.use_precision_aware_optimizer),
+        "requires the precision-aware optimizer",
+        "set training.usePrecisionAwareOptimizer: true, or fp32",
+        ("fp32",),
+    ),
+    _Need(
+        "delay-wgrad-compute ep-overlap-early-attn-memory-release",
+        _has(EXPERT_OVERLAP),
+        f"requires {EXPERT_OVERLAP}",
+        f"set {EXPERT_OVERLAP}: true, or leave it out",
+    ),
+    _Need(
+        "cuda-graph-impl",
+        _has("no-check-for-nan-in-loss-and-grad"),
+        "full_iteration captures no check of the loss",
+        "set no-check-for-nan-in-loss-and-grad: true, or cuda-graph-impl transformer_engine",
+        ("none", "local", "transformer_engine"),
+    ),
+    _Need(
+        "batch-invariant-mode",
+        lambda resolved: (
+            resolved.training.attention_backend == "flash"
+            and str(resolved.megatron_args.get("flash-attention-version")) in ("3", "4")
+        ),
+        "requires one FlashAttention kernel for training and inference",
+        "set training.attentionBackend: flash and flash-attention-version: 3 or 4",
+    ),
+    _Need(
+        "ddp-param-name-patterns-for-fp32-local-accumulation",
+        _has("grad-reduce-in-bf16"),
+        "has no effect where all gradients are summed in FP32",
+        "set grad-reduce-in-bf16: true, or leave it out",
+    ),
+    _Need(
+        "defer-embedding-wgrad-compute",
+        lambda resolved: (resolved.parallelism.pipeline_model_parallel_size or 1) > 1,
+        "requires pipeline stages, and parallelism.pipelineModelParallelSize above 1 is not set",
+        "set it, or leave the flag out",
+    ),
+    _Need(
+        "cpu-offloading-num-layers",
+        lambda resolved: resolved.parallelism.pipeline_model_parallel_size == 1,
+        "excludes pipeline stages, and parallelism.pipelineModelParallelSize is not 1",
+        "set it to 1, or leave the flag out",
+        (0,),
+    ),
+    _Need(
+        "distribute-saved-activations",
+        lambda resolved: (
+            (resolved.parallelism.tensor_model_parallel_size or 1) > 1
+            and resolved.parallelism.recompute_granularity == "full"
+        ),
+        "requires tensor parallelism and full recomputation",
+        "set parallelism.tensorModelParallelSize above 1 and recomputeGranularity: full",
+    ),
+    _Need(
+        "fine-grained-activation-offloading",
+        lambda resolved: (
+            resolved.env.get(_OFFLOAD_VARIABLE) == "1" and bool(_has("offload-modules")(resolved))
+        ),
+        f"requires offload-modules, and {_OFFLOAD_VARIABLE} in the environment of Transformer Engine",
+        f'set offload-modules, and env {{{_OFFLOAD_VARIABLE}: "1"}}',
+    ),
+    _Need(
+        "fp16-lm-cross-entropy",
+        lambda resolved: bool(resolved.training.fp16),
+        "requires training.fp16",
+        "leave it out, or train in FP16",
+    ),
+    _Need(
+        "fp8-output-proj",
+        lambda resolved: resolved.training.fp8_format is not None,
+        "requires FP8 matrix products",
+        "set training.fp8Format: hybrid, or leave it out",
+    ),
+    _Need(
+        "moe-router-padding-for-fp8 moe-router-padding-for-quantization",
+        _computes_in_8_bits,
+        "requires FP8 or FP4 matrix products",
+        "set training.fp8Format: hybrid, or leave it out",
+    ),
+    _Need(
+        "reuse-grad-buf-for-mxfp8-param-ag",
+        lambda resolved: bool(resolved.training.fp8_param_gather) and resolved.training.fp8_recipe == "mxfp8",
+        "requires parameters that are gathered in MXFP8",
+        "set training.fp8Recipe: mxfp8 and fp8ParamGather: true, or leave it out",
+    ),
+    _Need(
+        "hybrid-context-parallel",
+        lambda resolved: (
+            resolved.parallelism.pipeline_model_parallel_size == 1
+            and _has("calculate-per-token-loss")(resolved)
+        ),
+        "requires the loss per token, without pipeline stages",
+        "set calculate-per-token-loss: true and parallelism.pipelineModelParallelSize: 1",
+    ),
+    _Need(
+        "load-main-params-from-ckpt",
+        _has("no-load-optim"),
+        "requires no-load-optim",
+        "leave it out: the optimizer's state is loaded with its parameters",
+    ),
+    _Need(
+        "logits-save-dir",
+        lambda resolved: bool(resolved.checkpoint.async_save) and _has("logits-save-top-k")(resolved),
+        "requires logits-save-top-k and asynchronous checkpoints",
+        "set both: logits-save-top-k and checkpoint.asyncSave: true",
+    ),
+    _Need(
+        "mla-down-proj-fusion",
+        lambda resolved: resolved.model.multi_latent_attention is True,
+        "requires multi-latent attention",
+        "leave it out, or set model.multiLatentAttention: true",
+    ),
+    _Need(
+        "moe-enable-deepep",
+        lambda resolved: resolved.model.moe_token_dispatcher_type == "flex",
+        "requires the dispatcher flex",
+        "set model.moeTokenDispatcherType: flex, or leave it out",
+    ),
+    _Need(
+        "moe-flex-dispatcher-backend",
+        lambda resolved: resolved.model.moe_token_dispatcher_type == "flex",
+        "requires the dispatcher flex",
+        "set model.moeTokenDispatcherType: flex, or leave it out",
+        ("deepep", "hybridep"),
+    ),
+    _Need(
+        "moe-expert-rank-capacity-factor",
+        lambda resolved: (
+            resolved.megatron_args.get("moe-flex-dispatcher-backend") in _FLEX_BACKENDS_OF_FIXED_SIZES
+        ),
+        "requires a dispatcher with buffers of a fixed size",
+        "set moe-flex-dispatcher-backend: hybridep, or leave it out",
+    ),
+    _Need(
+        "moe-pad-expert-input-to-capacity",
+        _has("moe-expert-capacity-factor"),
+        "requires moe-expert-capacity-factor",
+        "set moe-expert-capacity-factor, or leave it out",
+    ),
+    _Need(
+        "moe-paged-stash",
+        _has("moe-expert-rank-capacity-factor"),
+        "requires moe-expert-rank-capacity-factor",
+        "set moe-expert-rank-capacity-factor, or leave it out",
+    ),
+    _Need(
+        "moe-single-grouped-bias",
+        lambda resolved: bool(resolved.model.moe_grouped_gemm) and not resolved.model.disable_bias_linear,
+        "requires grouped products of experts with biases",
+        "set model.moeGroupedGemm: true and model.disableBiasLinear: false, or leave it out",
+    ),
+    _Need(
+        "moe-single-grouped-weight",
+        lambda resolved: (
+            bool(resolved.model.moe_grouped_gemm) and _has("use-transformer-engine-op-fuser")(resolved)
+        ),
+        "requires grouped products of the experts in Transformer Engine's fused operations",
+        "set model.moeGroupedGemm: true and use-transformer-engine-op-fuser: true, or leave it out",
+    ),
+    _Need(
+        "overlap-p2p-communication-warmup-flush",
+        _interleaves,
+        "requires virtual pipeline stages",
+        "set parallelism.numVirtualStagesPerPipelineRank, or leave it out",
+    ),
+    _Need(
+        "save-params-interval",
+        lambda resolved: resolved.parallelism.overlap_param_gather is False,
+        "excludes the overlap of parameter gathering",
+        "set parallelism.overlapParamGather: false, or leave it out",
+    ),
+    _Need(
+        "use-te-activation-func",
+        lambda resolved: not _has_fused_bias(resolved),
+        "excludes Megatron's fusion of bias and activation",
+        "set no-bias-swiglu-fusion: true (no-bias-gelu-fusion without swiglu), or leave it out",
+    ),
+)
+
+
+def flag_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Errors for flags of `megatronArgs` without the settings that they need in Megatron's own loop."""
+    if resolved.engine != "megatron":
+        return []
+    args = resolved.megatron_args
+    found = [
+        FieldError(_AT + flag, need.message, need.fix)
+        for need in _NEEDS
+        for flag in need.flags.split()
+        if args.get(flag, False) is not False and args[flag] not in need.harmless
+        if not need.is_met(resolved)
+    ]
+    return [
+        *found,
+        *_of_dense_models(resolved, {error.field for error in found}),
+        *_weight_decay_errors(resolved),
+        *_context_size_errors(resolved),
+        *_interval_errors(resolved),
+        *_attention_errors(resolved),
+        *_rate_errors(resolved),
+    ]
+
+
+def _of_dense_models(resolved: ResolvedRecipe, reported: set[str]) -> Iterator[FieldError]:
+    """Flags of experts, of which Megatron ignores most in a model that has none."""
+    if resolved.model.num_experts:
+        return
+    for flag, value in resolved.megatron_args.items():
+        is_own = resolved.is_set_by_user(f"megatronArgs.{flag}")
+        if flag.startswith("moe-") and value is not False and is_own and _AT + flag not in reported:
+            message = f"{str(value).lower()} has no effect: the model has no experts"
+            yield FieldError(_AT + flag, message, "leave it out, or set model.numExperts")
+
+
+def _weight_decay_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """A weight decay that grows needs both ends, and a constant one has none (`validate_args`)."""
+    args = resolved.megatron_args
+    style = args.get("weight-decay-incr-style", "constant")
+    ends = [flag for flag in ("start-weight-decay", "end-weight-decay") if flag in args]
+    if style == "constant":
+        for flag in ends:
+            message = f"{args[flag]} is set without weight-decay-incr-style"
+            fix = "set training.weightDecay for a constant one, or weight-decay-incr-style: linear"
+            yield FieldError(_AT + flag, message, fix)
+    elif len(ends) < 2:
+        message = f"{style} requires start-weight-decay and end-weight-decay"
+        yield FieldError(_AT + "weight-decay-incr-style", message, "set both, or leave it out")
+
+
+def _context_size_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    flag = "hierarchical-context-parallel-sizes"
+    sizes = resolved.megatron_args.get(flag)
+    if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
+        return
+    product, size = math.prod(int(each) for each in sizes), resolved.parallelism.context_parallel_size
+    if product != size:
+        what = f"contextParallelSize is {size}" if size is not None else "contextParallelSize is not set"
+        message = f"{sizes} are {product} ranks, and parallelism.{what}"
+        yield FieldError(_AT + flag, message, f"set parallelism.contextParallelSize: {product}")
+
+
+def _interval_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Intervals that have to be multiples of others (`validate_args`)."""
+    intervals = (
+        ("log-memory-interval", "training.logInterval", resolved.training.log_interval),
+        ("save-retain-interval", "checkpoint.saveInterval", resolved.checkpoint.save_interval),
+    )
+    for flag, field, unit in intervals:
+        value = resolved.megatron_args.get(flag)
+        if isinstance(value, int) and unit and value % unit:
+            message = f"{value} is not a multiple of {field} {unit}"
+            yield FieldError(_AT + flag, message, f"set a multiple of {unit}")
+
+
+def _attention_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """What Megatron's attention variants need (`TransformerConfig.__post_init__`)."""
+    flag, model = "experimental-attention-variant", resolved.model
+    match resolved.megatron_args.get(flag):
+        case "gated_delta_net" if not _has("linear-attention-freq")(resolved):
+            yield FieldError(
+                _AT + flag, "gated_delta_net requires linear-attention-freq", "set linear-attention-freq"
+            )
+        case "dsa" if not (model.multi_latent_attention and model.no_rope_fusion):
+            message = "dsa requires multi-latent attention without the fusion of RoPE"
+            fix = "set model.multiLatentAttention: true and model.noRopeFusion: true, or leave it out"
+            yield FieldError(_AT + flag, message, fix)
+
+
+def _rate_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Flags of the learning rate's schedule (`OptimizerParamScheduler`)."""
+    args, training = resolved.megatron_args, resolved.training
+    first = args.get("lr-warmup-init")
+    if isinstance(first, int | float) and training.lr is not None and first > training.lr:
+        message = f"{first} is above training.lr {training.lr:g}"
+        yield FieldError(_AT + "lr-warmup-init", message, f"set at most {training.lr:g}")
+    unit, other = ("samples", "iters") if training.train_samples is not None else ("iters", "samples")
+    if training.lr_decay_style == "WSD":
+        if f"lr-wsd-decay-{unit}" not in args:
+            message = "WSD decays at the end of the run, and the length of that decay is not set"
+            fix = f"set megatronArgs.lr-wsd-decay-{unit}, or another style"
+            yield FieldError("spec.training.lrDecayStyle", message, fix)
+        useless, reason = [f"lr-wsd-decay-{other}"], f"has no effect: the run's length is in {unit}"
+        fix = f"set lr-wsd-decay-{unit}"
+    else:
+        useless = ["lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"]
+        reason, fix = "has no effect without lrDecayStyle WSD", "set training.lrDecayStyle: WSD"
+    for flag in useless:
+        if flag in args:
+            yield FieldError(_AT + flag, f"{args[flag]} {reason}", f"{fix}, or leave it out")
