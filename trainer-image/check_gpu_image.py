@@ -10,7 +10,9 @@ import platform
 import shutil
 import sys
 import sysconfig
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = (
@@ -24,6 +26,9 @@ PACKAGES = (
     "numpy",
     "transformers",
 )
+
+OF_BRIDGE = {"diffusers": ("FluxTransformer2DModel", "WanTransformer3DModel")}
+"""What Megatron-Bridge imports with its recipes, whichever is run, where it is installed."""
 
 
 def problems() -> list[str]:
@@ -48,6 +53,10 @@ def versions() -> dict[str, str]:
     from megatron import training
 
     del transformer_engine, training
+    for name, classes in OF_BRIDGE.items():
+        if find_spec(name) is not None:
+            for each in classes:
+                getattr(import_module(name), each)
     found = {"python": platform.python_version(), "torch build": torch.__version__}
     for name in PACKAGES:
         try:

@@ -104,9 +104,10 @@ def main() -> None:
 
     cpu.install()
     logging.disable(logging.CRITICAL)
-    from megatron_trainer.bridge import configuration
+    from megatron_trainer.bridge import configuration, diffusion
 
     configuration.import_bridge()
+    diffusion.install(configuration.PLATFORM)
     child = os.fork()
     _rank(0 if child else 1, sys.argv[1])
     sys.stdout.flush()

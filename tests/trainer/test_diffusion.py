@@ -148,6 +148,10 @@ def test_context_parallel_ranks_train(folder: Path, warm_bridge: WarmProcess) ->
         ({"0.pth": b"", "0.json": b"{}"}, "00000.tar: 0: there is no 0.pickle"),
         (files("0", image(0)), "00000.tar: 0: its latents are (16, 4, 6), not (16, frames, height, width)"),
         (files("0", (video(0)[0], os.getcwd)), "posix.getcwd is refused: the file may hold tensors only"),
+        (
+            files("0", (video(0)[0], {"prompt_embeds": video(0)[1], "pooled_prompt_embeds": [1.0]})),
+            "00000.tar: 0.pickle: pooled_prompt_embeds is not a tensor of numbers, but list",
+        ),
         ({}, "latents has no tar files with samples of latents"),
     ],
 )

@@ -227,6 +227,15 @@ def test_sound_of_another_rate_keeps_its_tone(rate: int) -> None:
     assert np.abs(found - tone("high", 1.0))[800:-800].max() < 2e-3
 
 
+def test_a_file_of_another_format_is_an_error_and_not_opened() -> None:
+    """FFmpeg reads playlists too, and what they name."""
+    playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9.0,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n"
+    other = encoded(tone("low", 0.5)[None], RATE, "adts", "aac", "mono")
+    for data in (playlist, other, b"no sound"):
+        with pytest.raises(ValueError, match="the file is none of flac, mp3, wav"):
+            decode(data)
+
+
 @pytest.mark.parametrize("at", [-100, -4000])
 def test_a_damaged_flac_file_is_an_error(at: int) -> None:
     whole = encoded(tone("shrill", 1.0)[None], RATE, "flac", "flac", "mono")

@@ -134,12 +134,6 @@ def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError
             field_path(f"{at}.env", name), f"{shown(profile.env[name])} would be overwritten by the operator",
             "leave it out",
         )  # fmt: skip
-    for name in sorted(reserved_names.DEVICES & profile.env.keys()):
-        yield FieldError(
-            field_path(f"{at}.env", name),
-            f"{shown(profile.env[name])} would hide accelerators of a pod from its ranks",
-            "leave it out",
-        )
     overlay, at = profile.pod_template, f"{at}.podTemplate"
     yield from _annotation_errors(overlay, at)
     yield from _volume_errors(overlay, at)

@@ -30,7 +30,7 @@ ENVIRONMENT: Final = frozenset(
         "PET_NPROC_PER_NODE",
     }
 )
-DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
-"""Variables that hide devices, set by the device plugin: a rank uses the device of its LOCAL_RANK."""
+HIDES_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+"""The device plugin decides which devices a pod has, and a rank uses that of its LOCAL_RANK."""
 PORTS: Final = {PROGRESS_PORT: "the trainer's progress", 23456: "the training-operator's MASTER_PORT"}
 ANNOTATION_PREFIXES: Final = ("megatron.training/", "kueue.x-k8s.io/", "training.kubeflow.org/")

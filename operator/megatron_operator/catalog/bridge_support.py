@@ -184,8 +184,11 @@ FROZEN_IN_PARTS: Final = frozenset(
 type Media = Literal["", "images", "sound"]
 """What samples have beside text; empty for text alone."""
 
-KEEP_SEQUENCES_WHOLE: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
-"""Those whose model in Megatron-Bridge has no sequence parallelism: it does not scatter its embeddings."""
+KEEP_SEQUENCES_WHOLE: Final = frozenset(
+    {"Exaone4_5_ForConditionalGeneration", "Qwen2AudioForConditionalGeneration"}
+)
+"""Those whose model in Megatron-Bridge has no sequence parallelism: Qwen2-Audio's does not scatter its
+embeddings, and EXAONE 4.5's not those of multi-token prediction."""
 
 
 NORMALIZED_WHOLE: Final = frozenset({"MiniMaxM2ForCausalLM", "OlmoeForCausalLM"})

@@ -213,12 +213,6 @@ class Entry(ApiModel):
         return bridge_support.aligns_projector(next((x.function for x in self.layouts if x.function), ""))
 
     @property
-    def reads_images(self) -> bool:
-        """Whether it is trained on images and text."""
-        function = next((x.function for x in self.layouts if x.function), "")
-        return self.fine_tunes and bridge_support.reads_images(function)
-
-    @property
     def media(self) -> Media:
         """What its samples have beside text: images or sound."""
         function = next((x.function for x in self.layouts if x.function), "")

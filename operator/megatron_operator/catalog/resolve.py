@@ -106,13 +106,15 @@ def resolve_for_planning(
     if entry is not None:
         published = catalog_layers(entry, spec, catalog, profile, accelerator, found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
+    if spec.image is not None:
+        found.origin("image", "recipe")
     performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
     overlaps.switch_off_inherited(merged["parallelism"], found)
     if entry is None or entry.engine == "megatron":
         found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
     if entry is None or entry.engine == "megatron":
         data.take_tokenizer(merged["data"], spec, found)
-    _complete(merged, entry, published, profile, profile.known_as(accelerator), found)
+    _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
         if entry.reads_latents:
             latents.complete_data(merged)
@@ -186,7 +188,6 @@ def _complete(
     entry: Entry | None,
     published: CatalogLayers,
     profile: AcceleratorProfile,
-    hardware: str,
     found: Diagnostics,
 ) -> None:
     """Fill in what follows from other settings. Raises InvalidRecipeError if one is missing."""
@@ -195,7 +196,7 @@ def _complete(
         data.complete_data(merged["data"], model, found)
         _check_positions(model, training, found)
     elif entry.starts:
-        _check_positions_of_weights(entry, hardware, merged, found)
+        _check_positions_of_bridge(entry, merged, found)
     missing = _missing(merged, entry)
     found.extend(missing)
     schedule.resolve_length(training, found)
@@ -303,13 +304,11 @@ def _check_positions(model: dict[str, Any], training: Settings, found: Diagnosti
         )
 
 
-def _check_positions_of_weights(
-    entry: Entry, hardware: str, merged: Mapping[str, Settings], found: Diagnostics
-) -> None:
+def _check_positions_of_bridge(entry: Entry, merged: Mapping[str, Settings], found: Diagnostics) -> None:
     """Check that the sequence is not longer than the positions of a model that Megatron-Bridge builds.
 
-    A note where that is meant: packed samples, each with positions from 0, and sequences that a function for
-    this hardware has.
+    A note where it may be: packed samples, each with positions from 0, and an existing model, whose own
+    `config.json` counts.
     """
     longest = merged["model"].get("maxPositionEmbeddings")
     seq_length = merged["training"].get("seqLength")
@@ -318,15 +317,13 @@ def _check_positions_of_weights(
     above = f"{seq_length} is above the {longest} positions of {entry.name}'s model"
     if merged["data"].get("packing"):
         found.note(f"training.seqLength {above}: no sample that is packed should be longer than these")
-    elif any(
-        hardware in each.accelerators and (each.training.seq_length or 0) >= seq_length
-        for each in entry.layouts
-    ):
-        found.note(f"training.seqLength {above}, as in a function: later positions are new to the model")
+    elif entry.fine_tunes:
+        found.note(
+            f"training.seqLength {above} in the catalog: that of the run must have as many"
+            " (max_position_embeddings in its config.json)"
+        )
     else:
         fix = f"set at most {longest}, or choose a recipe of a model with more positions"
-        if entry.fine_tunes and not entry.media:
-            fix += ", or pack shorter samples (data.packing: true)"
         found.error("spec.training.seqLength", above, fix)
 
 

@@ -88,11 +88,6 @@ class ResolvedRecipe(ApiModel):
         return function is not None and function.splits_sequences and not self.data.packing
 
     @property
-    def reads_images(self) -> bool:
-        """Whether it is trained on images and text."""
-        return self.fine_tunes and bridge_support.reads_images(self._function_name)
-
-    @property
     def media(self) -> Media:
         """What its samples have beside text: images or sound."""
         return bridge_support.media(self._function_name) if self.fine_tunes else ""

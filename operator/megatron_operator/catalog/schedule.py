@@ -117,12 +117,25 @@ def _convert_warmup_and_decay(
 ) -> bool:
     """Convert warm-up and decay to the unit of the length; false with errors in `found`.
 
-    Only a recipe that sets both in different units is in error. Decays of the catalog do not outlive a length
-    that another layer sets; those of the recipe are kept.
+    Only a recipe that sets length and these, or one of them twice, in different units is in error. Decays of
+    the catalog do not outlive a length that another layer sets; those of the recipe are kept.
     """
     other, origins = _OTHER[unit], found.origins
     own_layer = origins[f"training.{given}"]
+    twice = [
+        leaf
+        for leaf in ("lrWarmup", "lrDecay")
+        if all(origins.get(f"training.{leaf}{each}") == "recipe" for each in (unit, other))
+    ]
     errors = [
+        FieldError(
+            f"spec.training.{leaf}{other}",
+            f"is set together with {leaf}{unit}, and the run's length is in {_unit_name(unit)} ({given})",
+            f"keep {leaf}{unit}",
+        )
+        for leaf in twice
+    ]
+    errors += [
         FieldError(
             f"spec.training.{leaf}{other}",
             f"the run's length is in {_unit_name(unit)} ({given})",
@@ -130,6 +143,7 @@ def _convert_warmup_and_decay(
         )
         for leaf in ("lrWarmup", "lrDecay")
         if f"{leaf}{other}" in training and own_layer == origins[f"training.{leaf}{other}"] == "recipe"
+        if leaf not in twice
     ]
     if errors:
         found.extend(errors)

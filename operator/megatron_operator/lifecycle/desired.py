@@ -85,10 +85,11 @@ def _planned(status: StatusBuilder, config: Config, count: int | None) -> tuple[
     count = count or current_count(status, spec)
     if count != requested:
         spec = spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"count": count})})
-    if spec.recovery.elastic is not None and previous is not None and count > previous.world_size:
-        # A layout chosen for fewer accelerators is no model for more of them.
-        previous = None
-    run = planner.admit(name, spec, config.platform, config.catalog, namespace, previous)
+    # A layout chosen for fewer accelerators is no model for more of them.
+    grows = spec.recovery.elastic is not None and previous is not None and count > previous.world_size
+    run = planner.admit(
+        name, spec, config.platform, config.catalog, namespace, previous, keeps_layout=not grows
+    )
     return requested, run.resolved, run.plan
 
 

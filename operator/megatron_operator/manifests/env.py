@@ -123,14 +123,13 @@ def environment_objects(resolved: ResolvedRecipe) -> list[Manifest]:
 
 def _check_names(resolved: ResolvedRecipe) -> None:
     """Raise InvalidRecipeError for names that the operator reserves."""
+    reserved = dict.fromkeys(reserved_names.ENVIRONMENT, "is set by the operator")
+    if resolved.profile.platform != "cpu":
+        reserved[reserved_names.HIDES_DEVICES] = "would hide accelerators of the pod from its ranks"
     errors = [
-        FieldError(f"spec.{field}.{name}", reason, "leave it out")
+        FieldError(f"spec.{field}.{name}", reserved[name], "leave it out")
         for field, values in (("env", resolved.env), ("envValueFrom", resolved.env_value_from))
-        for names, reason in (
-            (reserved_names.ENVIRONMENT, "is set by the operator"),
-            (reserved_names.DEVICES, "would hide accelerators of the pod from its ranks"),
-        )
-        for name in sorted(names & values.keys())
+        for name in sorted(reserved.keys() & values.keys())
     ]
     if errors:
         raise InvalidRecipeError(errors)

@@ -51,13 +51,21 @@ def admit(
     catalog: Catalog,
     namespace: str | None = None,
     previous: Plan | None = None,
+    *,
+    keeps_layout: bool = True,
 ) -> PlannedRun:
-    """Resolve and plan the recipe `name`; `previous` as for `plan`.
+    """Resolve and plan the recipe `name`; `previous` and `keeps_layout` as for `plan`.
 
     Without a `namespace`, the platform's namespace limits do not apply.
     Raises InvalidRecipeError with the errors of both steps, each field once.
     """
-    resolved, made = _admit(spec, platform, catalog, namespace, lambda resolved: plan(resolved, previous))
+    resolved, made = _admit(
+        spec,
+        platform,
+        catalog,
+        namespace,
+        lambda resolved: plan(resolved, previous, keeps_layout=keeps_layout),
+    )
     return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made)
 
 

@@ -10,6 +10,7 @@ from megatron_operator.planner.checks.checkpoint_volume import check_checkpoint_
 from megatron_operator.planner.checks.lint import lint_warnings, suggestions
 from megatron_operator.planner.estimate.group_communication import communication
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
+from megatron_operator.planner.gradient_overlap import ignores_overlaps, overlaps
 from megatron_operator.planner.left_out import cost_note
 from megatron_operator.planner.notes import planning_notes
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
@@ -124,12 +125,7 @@ def _too_large(fields: dict[str, Any], at: str = "") -> Iterator[tuple[str, str]
 
 def _overlap(problem: PlanningProblem, found: Diagnostics) -> dict[str, bool]:
     """Whether gradient reduction and parameter gathering overlap computation, as fields of the plan."""
-    asked, on_gpu = problem.asked, problem.resolved.profile.platform == "gpu"
-    reduce, gather = asked.overlap_grad_reduce, asked.overlap_param_gather
-    if not on_gpu and problem.resolved.origins.get("parallelism.overlapGradReduce") != "recipe":
-        reduce = gather = None
+    if ignores_overlaps(problem.resolved):
         found.note("overlapGradReduce and overlapParamGather off: with gloo on a CPU nothing overlaps")
-    reduce = on_gpu if reduce is None else reduce
-    if gather is None:
-        gather = reduce and on_gpu and problem.distributed_optimizer
+    reduce, gather = overlaps(problem.resolved)
     return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}

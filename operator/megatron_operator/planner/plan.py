@@ -15,6 +15,7 @@ from megatron_operator.planner.batch import global_batches
 from megatron_operator.planner.bridge_notes import with_bridge_notes
 from megatron_operator.planner.checks.ineffective_flags import check_ineffective_settings
 from megatron_operator.planner.checks.lint import lint_errors
+from megatron_operator.planner.checks.own_image import has_own_image
 from megatron_operator.planner.checks.passthrough import passthrough_errors
 from megatron_operator.planner.checks.precision import (
     optimizer_errors,
@@ -53,29 +54,37 @@ _SETTINGS = ("spec.megatronArgs.", "spec.training.")
 """Fields whose errors do not depend on the layout."""
 
 
-def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
+def plan(resolved: ResolvedRecipe, previous: Plan | None = None, *, keeps_layout: bool = True) -> Plan:
     """The layout of the run, its sizes and the reasons for the choices.
 
     `previous` is the plan of a run that has started: its layout is kept where the recipe still allows it,
-    also on another number of accelerators, because checkpoints may not load on another layout.
+    also on another number of accelerators, because checkpoints may not load on another layout. Without
+    `keeps_layout` it only shows the memory that has sufficed.
     Raises InvalidRecipeError with all errors when the recipe cannot run as written on these accelerators.
     """
     if resolved.engine == "bridge":
         # Another recipe ran before where sequences were split, and this one does not split any.
         splits = previous is not None and previous.context_parallel_size > 1
         keeps = resolved.starts and (not splits or resolved.may_split_sequences)
-        return _plan_bridge(resolved, previous if keeps else None)
-    return _plan_as_before(resolved, previous)
+        return _plan_bridge(resolved, previous if keeps else None, keeps_layout=keeps_layout)
+    return _plan_as_before(resolved, previous, keeps_layout=keeps_layout)
 
 
-def _plan_as_before(resolved: ResolvedRecipe, previous: Plan | None) -> Plan:
-    """A plan with the layout of `previous` where the recipe still allows it; a new one without `previous`."""
-    if previous is None:
-        return _plan_from_scratch(resolved)
+def _plan_as_before(resolved: ResolvedRecipe, previous: Plan | None, *, keeps_layout: bool) -> Plan:
+    """A plan with the layout of `previous` where the recipe still allows it, and keeps it; else a new one.
+
+    Raises InvalidRecipeError with the errors of a new plan: those of the layout that is kept may be about
+    settings that the recipe does not have.
+    """
+    if previous is None or not keeps_layout:
+        return _plan_from_scratch(resolved, previous)
     try:
-        new = _plan_from_scratch(resolved)
-    except InvalidRecipeError:
-        return _plan_with_layout_of(previous, resolved)
+        new = _plan_from_scratch(resolved, previous)
+    except InvalidRecipeError as invalid:
+        try:
+            return _plan_with_layout_of(previous, resolved)
+        except InvalidRecipeError:
+            raise invalid from None
     if same_layout(new, previous):
         return new
     try:
@@ -102,11 +111,11 @@ def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan
         return _plan_and_compare(_without_function(resolved, invalid), most)
 
 
-def _plan_from_scratch(resolved: ResolvedRecipe) -> Plan:
+def _plan_from_scratch(resolved: ResolvedRecipe, before: Plan | None = None) -> Plan:
     try:
-        return _plan_layout(resolved)
+        return _plan_layout(resolved, before)
     except InvalidRecipeError as invalid:
-        return _plan_layout(_without_function(resolved, invalid))
+        return _plan_layout(_without_function(resolved, invalid), before)
 
 
 def as_planned(resolved: ResolvedRecipe) -> ResolvedRecipe:
@@ -141,18 +150,21 @@ def _without_function(resolved: ResolvedRecipe, invalid: InvalidRecipeError) -> 
     return free.model_copy(update={"notes": [*kept, note]})
 
 
-def _plan_layout(resolved: ResolvedRecipe) -> Plan:
-    return plan_of(*_solve(resolved, resolved.parallelism, resolved.training.micro_batch_size))
+def _plan_layout(resolved: ResolvedRecipe, before: Plan | None = None) -> Plan:
+    micro_batch = resolved.training.micro_batch_size
+    return plan_of(*_solve(resolved, resolved.parallelism, micro_batch, before=before))
 
 
-def _plan_bridge(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
+def _plan_bridge(
+    resolved: ResolvedRecipe, previous: Plan | None = None, *, keeps_layout: bool = True
+) -> Plan:
     """A plan for engine `bridge`: the planner's where its estimates apply, else the published layout."""
     resolved = bridge.for_function(resolved)
     found = Diagnostics(notes=list(resolved.notes))
     if bridge.is_searched(resolved):
         try:
             free = bridge.for_function(bridge.without_published_layout(resolved))
-            return with_bridge_notes(_plan_as_before(free, previous), resolved)
+            return with_bridge_notes(_plan_as_before(free, previous, keeps_layout=keeps_layout), resolved)
         except InvalidRecipeError as invalid:
             if resolved.layout is None:
                 raise
@@ -173,9 +185,7 @@ def _plan_with_layout_of(previous: Plan, resolved: ResolvedRecipe) -> Plan:
     fixed = resolved.is_set_by_user("training.microBatchSize") or resolved.data.packing
     own = resolved.training.micro_batch_size if fixed else None
     micro_batch = own or previous.micro_batch_size
-    # A larger micro batch than that which runs may need more memory than there is.
-    has_run = micro_batch <= previous.micro_batch_size
-    return plan_of(*_solve(resolved, asked, micro_batch, refine=False, has_run=has_run))
+    return plan_of(*_solve(resolved, asked, micro_batch, refine=False, before=previous))
 
 
 def _plan_and_compare(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternative]]:
@@ -224,16 +234,16 @@ def _solve(
     micro_batch: int | None,
     *,
     refine: bool | None = None,
-    has_run: bool = False,
+    before: Plan | None = None,
 ) -> tuple[PlanningProblem, Ranking, Diagnostics]:
     """The problem, its ranked candidates and the notes. Raises InvalidRecipeError without a candidate.
 
-    `refine`, `has_run`: as in `PlanningProblem`; `refine` by default unless the catalog fixes the stages.
+    `refine`, `before`: as in `PlanningProblem`; `refine` by default unless the catalog fixes the stages.
     """
     if refine is None:
         refine = not _is_published(resolved) or resolved.parallelism.pipeline_model_parallel_size is None
     found = Diagnostics(notes=list(resolved.notes))
-    problem = replace(_problem(resolved, asked, micro_batch, refine, found), has_run=has_run)
+    problem = replace(_problem(resolved, asked, micro_batch, refine, found), before=before)
     ranking = rank(problem, found)
     if ranking.best is not None:
         _check_sequence_parallel(problem, ranking.best, found)
@@ -269,7 +279,7 @@ def _problem(
     if resolved.engine == "bridge":
         # Modules of a later Megatron (`performance_options`), which the field does not accept.
         args = {flag: value for flag, value in args.items() if flag != "recompute-modules"}
-    found.extend(passthrough_errors(args))
+    found.extend(passthrough_errors(args, own_image=has_own_image(resolved)))
     found.extend(profile_errors(resolved))
     found.extend(tracking_errors(resolved))
     found.extend(tokenizer_errors(resolved))
@@ -347,7 +357,7 @@ def _check_sequence_parallel(problem: PlanningProblem, chosen: Candidate, found:
         found.note(f"sequenceParallel off: TP is {tp}, but the cpu platform's local layers do not support it")
     elif tp > 1 and asked is None:
         found.note(f"sequenceParallel on: TP is {tp}, and it has no cost")
-    elif tp > 1 and asked is False:
+    elif tp > 1 and asked is False and problem.resolved.has_sequence_parallelism:
         by = "as requested" if _sets(problem, "sequenceParallel") else "as in the function"
         found.note(f"sequenceParallel off {by}; on would keep 1/{tp} of the norms' activations")
     elif tp == 1 and asked and problem.resolved.is_set_by_user("parallelism.sequenceParallel"):

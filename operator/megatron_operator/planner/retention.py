@@ -33,7 +33,10 @@ def same_layout(one: Plan, other: Plan) -> bool:
 
 
 def parallelism_of(previous: Plan, resolved: ResolvedRecipe) -> ParallelismSpec:
-    """What the recipe itself sets, completed with the layout of the previous plan."""
+    """What the recipe itself sets, completed with the layout of the previous plan.
+
+    Layers and modules of a recomputation other than the recipe's are not taken over.
+    """
     fixed = {
         name: value
         for name, value in resolved.parallelism
@@ -45,6 +48,10 @@ def parallelism_of(previous: Plan, resolved: ResolvedRecipe) -> ParallelismSpec:
     }
     if previous.pipeline_model_parallel_layout is None:
         kept[SPEC_FIELDS["vp"]] = previous.virtual_pipeline_model_parallel_size
+    granularity = resolved.parallelism.recompute_granularity
+    asks = resolved.is_set_by_user("parallelism.recomputeGranularity") and granularity is not None
+    if asks and granularity != previous.recompute_granularity:
+        kept |= {name: getattr(resolved.parallelism, name) for name in _RECOMPUTATION}
     if not resolved.model.num_experts:
         kept |= {"expert_model_parallel_size": None, "expert_tensor_parallel_size": None}
     return ParallelismSpec.model_validate(kept | {name: v for name, v in fixed.items() if v is not None})

@@ -141,3 +141,12 @@ def test_the_catalogs_warmup_follows_a_decay_in_samples(small: Any, platform: An
     training = catalog.resolve(spec, platform, small).training
     assert (training.lr_warmup_iters, training.lr_warmup_samples) == (None, 2000 * 1024)
     assert (training.lr_decay_iters, training.lr_decay_samples) == (None, 50_000_000)
+
+
+@pytest.mark.parametrize("name", ["lrDecay", "lrWarmup"])
+def test_a_setting_in_both_units_is_rejected_whoever_sets_the_length(refusal: Refusal, name: str) -> None:
+    both = {f"{name}Iters": 50, f"{name}Samples": 3200}
+    for length in ({}, {"trainIters": 1000}):
+        found = refusal(recipe="small-1", training=both | length)
+        assert list(found) == [f"spec.training.{name}Samples"]
+        assert f"is set together with {name}Iters" in found[f"spec.training.{name}Samples"]

@@ -31,9 +31,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     admit = planner.admit
 
-    def recorded(name: str, *rest: Any) -> Any:
+    def recorded(name: str, *rest: Any, **options: Any) -> Any:
         names.append(name)
-        return admit(name, *rest)
+        return admit(name, *rest, **options)
 
     monkeypatch.setattr(planner, "admit", recorded)
     return names

@@ -3,7 +3,10 @@
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.planner import plan
 
 AWARE = {"usePrecisionAwareOptimizer": True}
@@ -78,6 +81,119 @@ def test_a_flag_is_taken_only_with_what_it_needs(
     assert any(error in each for each in errors(resolve("llama3-8b", 8, megatronArgs=args)))
     added = with_need | {"megatronArgs": args | with_need.get("megatronArgs", {})}
     assert errors(resolve("llama3-8b", 8, **added)) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "sizes"),
+    [
+        ({"defer-embedding-wgrad-compute": True}, {"pipeline_model_parallel_size": 7}),
+        ({"hierarchical-context-parallel-sizes": [2, 2]}, {"context_parallel_size": 4}),
+    ],
+)
+def test_a_layout_is_planned_with_which_megatron_accepts_the_flag(
+    resolve: Any, args: dict[str, Any], sizes: dict[str, int]
+) -> None:
+    made = plan(resolve("llama3-70b", 56, megatronArgs=args))
+    assert {name: getattr(made, name) for name in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (
+            {"cpu-offloading-num-layers": 2},
+            "excludes pipeline stages and recomputation, and no layout without both fits",
+        ),
+        (
+            {"hybrid-context-parallel": True, "calculate-per-token-loss": True},
+            "excludes pipeline stages, and no layout without them fits",
+        ),
+        (
+            {"distribute-saved-activations": True},
+            "requires tensor parallelism and full recomputation, without sequence parallelism",
+        ),
+        (
+            {"hierarchical-context-parallel-sizes": [3]},
+            "are 3 ranks, and no layout that fits has CP 3",
+        ),
+    ],
+)
+def test_a_flag_is_refused_that_no_layout_suits(resolve: Any, args: dict[str, Any], error: str) -> None:
+    (found,) = errors(resolve("llama3-70b", 56, megatronArgs=args))
+    assert found.startswith(f"spec.megatronArgs.{next(iter(args))}: {error}; ")
+
+
+def test_a_flag_is_refused_once_that_a_size_of_the_recipe_rules_out(resolve: Any) -> None:
+    one = {"pipelineModelParallelSize": 1}
+    args = {"defer-embedding-wgrad-compute": True}
+    assert errors(resolve("llama3-8b", 8, parallelism=one, megatronArgs=args)) == [
+        "spec.megatronArgs.defer-embedding-wgrad-compute: requires pipeline stages, and"
+        " parallelism.pipelineModelParallelSize is 1; set it above 1, or leave the flag out"
+    ]
+
+
+def test_saved_parameters_exclude_the_overlap_of_the_plan(resolve: Any) -> None:
+    args = {"save-params-interval": 10}
+    (found,) = errors(resolve("llama3-8b", 8, megatronArgs=args))
+    assert found.startswith("spec.megatronArgs.save-params-interval: excludes the overlap")
+    assert errors(resolve("llama3-8b", 2, "cpu", megatronArgs=args)) == []
+    replicated = {"useDistributedOptimizer": False}
+    assert errors(resolve("llama3.2-1b", 8, parallelism=replicated, megatronArgs=args)) == []
+
+
+def test_activations_of_transformer_engine_have_no_fused_bias_in_a_model_without_biases(resolve: Any) -> None:
+    args, model = {"use-te-activation-func": True}, {"swiglu": False, "disableBiasLinear": True}
+    assert errors(resolve("llama3-8b", 8, model=model, megatronArgs=args)) == []
+    with_biases = model | {"disableBiasLinear": False}
+    (found,) = errors(resolve("llama3-8b", 8, model=with_biases, megatronArgs=args))
+    assert "excludes Megatron's fusion of bias and activation" in found
+
+
+@pytest.mark.parametrize(
+    ("source", "is_refused"),
+    [
+        ({"envValueFrom": {"NVTE_CPU_OFFLOAD_V1": {"configMapKeyRef": {"name": "te", "key": "v1"}}}}, False),
+        ({"envFrom": [{"configMapRef": {"name": "te"}}]}, False),
+        ({"image": "of-the-recipe"}, False),
+        ({"image": "of-the-recipe", "env": {"NVTE_CPU_OFFLOAD_V1": "0"}}, True),
+    ],
+)
+def test_a_variable_may_come_from_where_the_recipe_does_not_show_it(
+    resolve: Any, source: dict[str, Any], is_refused: bool
+) -> None:
+    args = {"fine-grained-activation-offloading": True, "offload-modules": ["core_attn"]}
+    assert bool(errors(resolve("llama3-8b", 8, megatronArgs=args, **source))) == is_refused
+
+
+def test_experts_of_a_fixed_capacity_need_the_fused_operations_with_hybridep(resolve: Any) -> None:
+    args = {"moe-expert-rank-capacity-factor": 1.5, "moe-flex-dispatcher-backend": "hybridep"}
+    flex = {"image": "of-the-recipe", "model": {"moeTokenDispatcherType": "flex"}}
+    (found,) = errors(resolve("mixtral-8x7b", 64, megatronArgs=args, **flex))
+    assert "hybridep and use-transformer-engine-op-fuser: true" in found
+    fused = args | {"use-transformer-engine-op-fuser": True}
+    assert errors(resolve("mixtral-8x7b", 64, megatronArgs=fused, **flex)) == []
+
+
+LOCAL_CHECKPOINTS = {"non-persistent-ckpt-type": "local", "enable-msc": True, "replication": True}
+
+
+def test_an_own_image_is_not_refused_for_packages_of_the_projects(resolve: Any) -> None:
+    assert len(errors(resolve("llama3-8b", 8, megatronArgs=LOCAL_CHECKPOINTS))) == 3
+    assert errors(resolve("llama3-8b", 8, image="own", megatronArgs=LOCAL_CHECKPOINTS)) == []
+
+
+def test_the_image_of_a_profile_is_not_refused_for_packages_of_the_projects() -> None:
+    body = {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 8},
+        "data": {"mockData": True},
+        "megatronArgs": LOCAL_CHECKPOINTS,
+    }
+    platform = {"accelerators": {"h100-sxm": {"image": "of-the-profile"}}, "image": "trainer"}
+    resolved = catalog.resolve(
+        MegatronRecipeSpec.model_validate(body), PlatformConfig.model_validate(platform), catalog.load()
+    )
+    assert errors(resolved) == []
 
 
 def test_overlapped_weight_gradients_need_the_overlap_of_experts(resolve: Any) -> None:

@@ -44,8 +44,20 @@ def test_packing_is_refused_on_cpus_with_the_reason() -> None:
 
 
 def test_packed_sequences_may_be_longer_than_the_positions_of_the_model() -> None:
-    asked = {"training": {"seqLength": 16384}}
-    notes = planned("llama3-8b-sft", data=PACKED, **asked).plan.notes
+    notes = planned("llama3-8b-sft", data=PACKED, training={"seqLength": 16384}).plan.notes
     assert any(note.startswith("training.seqLength 16384 is above the 8192 positions") for note in notes)
-    above = "spec.training.seqLength: 16384 is above the 8192 positions of llama3-8b-sft's model"
-    assert any(each.startswith(above) for each in refusals("llama3-8b-sft", data=FILES, **asked))
+
+
+@pytest.mark.parametrize("recipe", ["llama3-8b-sft", "llama3-8b-lora"])
+def test_sequences_may_be_as_long_as_the_positions_of_the_users_own_model(recipe: str) -> None:
+    notes = planned(recipe, data=FILES, training={"seqLength": 16384}).plan.notes
+    above = f"training.seqLength 16384 is above the 8192 positions of {recipe}'s model in the catalog"
+    assert f"{above}: that of the run must have as many (max_position_embeddings in its config.json)" in notes
+
+
+def test_sequences_are_not_longer_than_the_positions_of_a_model_of_the_catalog() -> None:
+    spec: dict[str, Any] = {"init": None, "data": {"mockData": True}, "training": {"seqLength": 8192}}
+    assert refusals("olmoe-7b", **spec) == [
+        "spec.training.seqLength: 8192 is above the 4096 positions of olmoe-7b's model; set at most 4096, or"
+        " choose a recipe of a model with more positions"
+    ]

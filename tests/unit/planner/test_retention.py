@@ -8,6 +8,23 @@ from megatron_operator.planner import plan
 from megatron_operator.planner.retention import same_layout
 
 OTHER = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 2, "contextParallelSize": 1}
+ALONE = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "contextParallelSize": 1}
+SELECTIVE = ALONE | {"recomputeGranularity": "selective"}
+TERABYTE = 1 << 40
+
+
+def with_memory(p: Any, size: int) -> Any:
+    """The plan, as if its run had trained with activations of `size` bytes."""
+    memory = p.memory_per_gpu.model_copy(update={"activations": size, "total": 2 * size})
+    return p.model_copy(update={"memory_per_gpu": memory})
+
+
+def total(p: Any) -> int:
+    return int(p.memory_per_gpu.total)
+
+
+def capacity(p: Any) -> int:
+    return int(p.memory_per_gpu.capacity)
 
 
 def layout(p: Any) -> tuple[int, ...]:
@@ -119,14 +136,52 @@ def test_a_run_whose_samples_are_packed_from_now_on_has_micro_batches_of_one(res
 
 
 def test_a_run_goes_on_whose_layout_would_now_be_refused_for_its_memory(resolve: Any) -> None:
-    sizes = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "contextParallelSize": 1}
-
     def asked(micro_batch: int) -> Any:
-        return resolve("llama3-8b", 8, parallelism=sizes, training={"microBatchSize": micro_batch})
+        return resolve("llama3-8b", 8, parallelism=ALONE, training={"microBatchSize": micro_batch})
 
-    running = plan(asked(2)).model_copy(update={"micro_batch_size": 16})
     with pytest.raises(InvalidRecipeError):
         plan(asked(16))
-    assert plan(asked(16), running).micro_batch_size == 16
+    assert plan(asked(16), with_memory(plan(asked(2)), TERABYTE)).micro_batch_size == 16
     with pytest.raises(InvalidRecipeError):
-        plan(asked(16), running.model_copy(update={"micro_batch_size": 2}))
+        plan(asked(16), plan(asked(2)))
+
+
+def test_a_run_does_not_go_on_with_longer_sequences_than_the_memory_has_sufficed_for(resolve: Any) -> None:
+    training = {"microBatchSize": 2}
+    running = plan(resolve("llama3-8b", 8, parallelism=ALONE, training=training))
+    longer = {
+        "training": training | {"seqLength": 131072},
+        "model": {"maxPositionEmbeddings": 131072},
+    }
+    with pytest.raises(InvalidRecipeError, match="TP 1, PP 1, CP 1, DP 8 needs"):
+        plan(resolve("llama3-8b", 8, parallelism=ALONE, **longer), running)
+
+
+def test_an_elastic_run_shrinks_and_grows_though_its_layout_would_now_be_refused(resolve: Any) -> None:
+    def asked(count: int) -> Any:
+        return resolve("llama3-8b", count, parallelism=SELECTIVE, training={"microBatchSize": 2})
+
+    with pytest.raises(InvalidRecipeError):
+        plan(asked(16))
+    large = plan(asked(16), with_memory(plan(resolve("llama3-8b", 16)), TERABYTE), keeps_layout=False)
+    shrunk = plan(asked(8), large)
+    assert total(shrunk) > total(large) > 1.15 * capacity(large)
+    assert plan(asked(16), shrunk, keeps_layout=False) == large
+
+
+def test_a_recomputation_of_the_recipe_is_not_completed_with_that_of_the_run(resolve: Any) -> None:
+    full = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
+    before = plan(resolve("llama3-8b", 8, parallelism=OTHER | {"pipelineModelParallelSize": 1} | full))
+    after = plan(resolve("llama3-8b", 8, parallelism={"recomputeGranularity": "selective"}), before)
+    assert layout(after) == layout(before)
+    assert (after.recompute_granularity, after.recompute_method) == ("selective", None)
+
+
+def test_an_edit_that_cannot_run_is_refused_for_what_the_recipe_sets(resolve: Any) -> None:
+    full = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
+    training = {"microBatchSize": 8}
+    before = plan(resolve("llama3-8b", 8, parallelism=full, training=training))
+    edited = resolve("llama3-8b", 8, parallelism={"recomputeGranularity": "selective"}, training=training)
+    with pytest.raises(InvalidRecipeError) as refused:
+        plan(edited, before)
+    assert [error.field for error in refused.value.errors] == ["spec.training.microBatchSize"]

@@ -60,6 +60,14 @@ def test_what_is_not_taken_is_refused_with_the_field(settings: dict[str, Any], p
     assert [each for each in found if problem in each], found
 
 
+def test_a_model_whose_predictions_are_not_scattered_keeps_sequences_whole() -> None:
+    recipe, accelerator = "exaone4.5-vl-33b-sft", {"type": "h100-sxm", "count": 16}
+    data = {"volume": {"claimName": "corpus"}, "sources": [{"path": "/data/images/*.tar"}]}
+    run = planned(recipe, data=data, training=TRAINING, accelerator=accelerator)
+    assert (run.plan.tensor_model_parallel_size, run.plan.sequence_parallel) == (4, False)
+    assert not [note for note in run.plan.notes if "sequenceParallel" in note]
+
+
 def test_tensor_parallelism_is_planned_without_that_of_sequences() -> None:
     asked = {"tensorModelParallelSize": 2}
     accelerator = {"type": "h100-sxm", "count": 8}

@@ -100,7 +100,6 @@ def import_bridge() -> None:
         module.install()
     minimax_m3.install()
     parameter_order.install()
-    diffusion.install(PLATFORM)
 
 
 def forget_transformer_engine() -> None:
@@ -124,6 +123,8 @@ def make(run: BridgeRun) -> Any:
     """
     if isinstance(folder := run.overrides.get(MODEL_FOLDER), str):
         _answer_from(Path(folder))
+    if run.function.startswith(("flux_", "wan_")):
+        diffusion.install(PLATFORM)
     # Its function trains the text's part alone.
     whole = minimax_m3.whole() if run.overrides.get(IMAGE_TEXT) else contextlib.nullcontext()
     try:
@@ -150,8 +151,11 @@ def make(run: BridgeRun) -> Any:
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)
     else:
         gpu.adapt_model(config.model)
-    # Bridge prefers these to the settings of `validation`.
-    config.train.eval_interval = config.train.eval_iters = None
+    # Bridge prefers a function's own to those of `validation`, which a recipe sets.
+    for name in ("eval_interval", "eval_iters"):
+        if (own := getattr(config.train, name)) is not None:
+            setattr(config.validation, name, own)
+            setattr(config.train, name, None)
     config.checkpoint.async_save = False
     # Some functions set neither, and a run could not be resumed exactly.
     config.checkpoint.save_optim = config.checkpoint.save_rng = True
@@ -215,7 +219,8 @@ def call_with_adapters(function: Callable[..., Any], scheme: str) -> Any:
         return function(peft_scheme=scheme)
     config = function()
     if config.peft is None:
-        message = f"{PEFT_SCHEME}: {function.__name__} trains no adapters; leave it out"
+        name = getattr(function, "__name__", "the function")
+        message = f"{PEFT_SCHEME}: {name} trains no adapters; leave it out"
         raise RankError(ExitCode.USAGE, message)
     if type(config.peft).__name__.lower() != scheme:
         # Those of Qwen3.5-VL set LoRA, and take no other.

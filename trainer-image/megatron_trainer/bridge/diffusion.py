@@ -7,6 +7,7 @@ from typing import Any, Final
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge import diffusion_layers
+from megatron_trainer.bridge.rank_noise import RankNoise
 from megatron_trainer.worker.failures import RankError
 
 _FLUX_DEV: Final = {
@@ -88,10 +89,11 @@ def forward_step(config: Any, platform: str) -> Any:
     if _is_wan(config):
         from megatron.bridge.diffusion.models.wan.wan_step import WanForwardStep
 
-        return WanForwardStep(mode="finetune" if config.dataset.fine_tunes else "pretrain")
+        mode = "finetune" if config.dataset.fine_tunes else "pretrain"
+        return RankNoise(WanForwardStep(mode=mode), config.rng.seed)
     from megatron_trainer.bridge.flux_step import CountingFluxStep
 
-    return CountingFluxStep("cpu" if platform == "cpu" else "cuda")
+    return RankNoise(CountingFluxStep("cpu" if platform == "cpu" else "cuda"), config.rng.seed)
 
 
 def steps() -> list[type]:

@@ -50,7 +50,7 @@ class BridgeHooks(MegatronHooks):
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         for module in (gpt_step, vlm_step):
             self._wrap("forward_step", self._forward, module)
-        for step in diffusion.steps():
+        for step in diffusion.steps() if diffusion.is_diffusion(self._config) else ():
             self._wrap("__call__", self._forward, step)
         self._wrap("to_yaml", self._write_last, type(self._config))
         extra_states.install()

@@ -85,10 +85,12 @@ def read(place: Place) -> Latents:
         with place.tar.open("rb") as stream:
             latents = torch.load(io.BytesIO(_bytes(stream, place.latents)), "cpu", weights_only=True)
             text = _TensorUnpickler(io.BytesIO(_bytes(stream, place.text))).load()
+        return _checked(place, latents, text)
+    except SampleLineError:
+        raise
     except Exception as error:  # a pickle raises anything
         reason = " ".join(str(error).split())[:300]
         raise SampleLineError(f"{place}: {type(error).__name__}: {reason}") from error
-    return _checked(place, latents, text)
 
 
 def _bytes(stream: Any, at: tuple[int, int]) -> bytes:
@@ -101,7 +103,8 @@ def _checked(place: Place, latents: Any, text: Any) -> Latents:
     if isinstance(text, dict):
         pooled = text.get("pooled_prompt_embeds", text.get("clip_embeds"))
         text = text.get("prompt_embeds", text.get("t5_embeds"))
-    for part, value in (("pth", latents), ("pickle", text)):
+    parts = [("pth", latents), ("pickle", text)]
+    for part, value in [*parts, *([] if pooled is None else [("pickle: pooled_prompt_embeds", pooled)])]:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             raise SampleLineError(f"{place}.{part} is not a tensor of numbers, but {type(value).__name__}")
         if not value.isfinite().all():

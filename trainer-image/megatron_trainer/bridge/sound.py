@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 FORMATS: Final = frozenset({"wav", "flac", "mp3"})
 """Formats by their names in FFmpeg."""
+_SOUND_ALONE: Final = {"format_whitelist": ",".join(sorted(FORMATS)), "protocol_whitelist": ""}
+"""FFmpeg's options by which it reads these formats, and nothing that a file names, such as a URL."""
 SHORTEST_SECONDS: Final = 0.1
 """Bridge takes a sound of a single token, of 40 ms, for one whose tokens are not counted yet."""
 
@@ -24,10 +26,14 @@ def decode(data: bytes) -> Sound:
     """Return the sound of a file, the mean of its channels. Raises OSError or ValueError for what is none."""
     import av
 
-    with av.open(io.BytesIO(data)) as container:
+    try:
+        opened = av.open(io.BytesIO(data), options=dict(_SOUND_ALONE))
+    except (av.error.ArgumentError, av.error.InvalidDataError) as error:
+        raise ValueError(f"the file is none of {', '.join(sorted(FORMATS))}") from error
+    with opened as container:
         kind = container.format.name
-        if kind not in FORMATS or not container.streams.audio:
-            raise ValueError(f"a file of format {kind} is no sound; {', '.join(sorted(FORMATS))} are")
+        if not container.streams.audio:
+            raise ValueError("the file has no sound")
         stream: Any = container.streams.audio[0]
         if kind == "flac":
             # Checksums of its frames are compared only then.

@@ -10,11 +10,13 @@ from typing import Final, NamedTuple
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.own_image import has_own_image
+from megatron_operator.planner.gradient_overlap import overlaps
 
 _AT: Final = "spec.megatronArgs."
 EXPERT_OVERLAP: Final = "overlap-moe-expert-parallel-comm"
 _OFFLOAD_VARIABLE: Final = "NVTE_CPU_OFFLOAD_V1"
-_FLEX_BACKENDS_OF_FIXED_SIZES: Final = ("hybridep", "ncclep")
+CONTEXT_SIZES: Final = "hierarchical-context-parallel-sizes"
 
 
 class _Need(NamedTuple):
@@ -37,8 +39,24 @@ def _computes_in_8_bits(resolved: ResolvedRecipe) -> bool:
 
 
 def _has_fused_bias(resolved: ResolvedRecipe) -> bool:
-    fusion = "no-bias-swiglu-fusion" if resolved.model.swiglu else "no-bias-gelu-fusion"
-    return not _has(fusion)(resolved)
+    if resolved.model.swiglu:
+        return not _has("no-bias-swiglu-fusion")(resolved)
+    return not (resolved.model.disable_bias_linear or _has("no-bias-gelu-fusion")(resolved))
+
+
+def _may_offload(resolved: ResolvedRecipe) -> bool:
+    """Whether Transformer Engine's variable may be 1: the recipe does not show all sources of variables."""
+    value = resolved.env.get(_OFFLOAD_VARIABLE)
+    if value is not None:
+        return value == "1"
+    of_source = _OFFLOAD_VARIABLE in resolved.env_value_from or bool(resolved.env_from)
+    return of_source or has_own_image(resolved)
+
+
+def _has_buffers_of_fixed_size(resolved: ResolvedRecipe) -> bool:
+    backend = resolved.megatron_args.get("moe-flex-dispatcher-backend")
+    fused = _has("use-transformer-engine-op-fuser")(resolved)
+    return backend == "ncclep" or (backend == "hybridep" and fused)
 
 
 def _interleaves(resolved: ResolvedRecipe) -> bool:
@@ -84,13 +102,13 @@ _NEEDS: Final = (
     ),
     _Need(
         "defer-embedding-wgrad-compute",
-        lambda resolved: (resolved.parallelism.pipeline_model_parallel_size or 1) > 1,
-        "requires pipeline stages, and parallelism.pipelineModelParallelSize above 1 is not set",
-        "set it, or leave the flag out",
+        lambda resolved: resolved.parallelism.pipeline_model_parallel_size != 1,
+        "requires pipeline stages, and parallelism.pipelineModelParallelSize is 1",
+        "set it above 1, or leave the flag out",
     ),
     _Need(
         "cpu-offloading-num-layers",
-        lambda resolved: resolved.parallelism.pipeline_model_parallel_size == 1,
+        lambda resolved: resolved.parallelism.pipeline_model_parallel_size in (None, 1),
         "excludes pipeline stages, and parallelism.pipelineModelParallelSize is not 1",
         "set it to 1, or leave the flag out",
         (0,),
@@ -98,17 +116,15 @@ _NEEDS: Final = (
     _Need(
         "distribute-saved-activations",
         lambda resolved: (
-            (resolved.parallelism.tensor_model_parallel_size or 1) > 1
-            and resolved.parallelism.recompute_granularity == "full"
+            resolved.parallelism.tensor_model_parallel_size != 1
+            and resolved.parallelism.recompute_granularity in (None, "full")
         ),
         "requires tensor parallelism and full recomputation",
         "set parallelism.tensorModelParallelSize above 1 and recomputeGranularity: full",
     ),
     _Need(
         "fine-grained-activation-offloading",
-        lambda resolved: (
-            resolved.env.get(_OFFLOAD_VARIABLE) == "1" and bool(_has("offload-modules")(resolved))
-        ),
+        lambda resolved: _may_offload(resolved) and _has("offload-modules")(resolved),
         f"requires offload-modules, and {_OFFLOAD_VARIABLE} in the environment of Transformer Engine",
         f'set offload-modules, and env {{{_OFFLOAD_VARIABLE}: "1"}}',
     ),
@@ -139,7 +155,7 @@ _NEEDS: Final = (
     _Need(
         "hybrid-context-parallel",
         lambda resolved: (
-            resolved.parallelism.pipeline_model_parallel_size == 1
+            resolved.parallelism.pipeline_model_parallel_size in (None, 1)
             and _has("calculate-per-token-loss")(resolved)
         ),
         "requires the loss per token, without pipeline stages",
@@ -178,11 +194,10 @@ _NEEDS: Final = (
     ),
     _Need(
         "moe-expert-rank-capacity-factor",
-        lambda resolved: (
-            resolved.megatron_args.get("moe-flex-dispatcher-backend") in _FLEX_BACKENDS_OF_FIXED_SIZES
-        ),
+        _has_buffers_of_fixed_size,
         "requires a dispatcher with buffers of a fixed size",
-        "set moe-flex-dispatcher-backend: hybridep, or leave it out",
+        "set moe-flex-dispatcher-backend: hybridep and use-transformer-engine-op-fuser: true, or leave it"
+        " out",
     ),
     _Need(
         "moe-pad-expert-input-to-capacity",
@@ -218,7 +233,7 @@ _NEEDS: Final = (
     ),
     _Need(
         "save-params-interval",
-        lambda resolved: resolved.parallelism.overlap_param_gather is False,
+        lambda resolved: not overlaps(resolved)[1],
         "excludes the overlap of parameter gathering",
         "set parallelism.overlapParamGather: false, or leave it out",
     ),
@@ -280,16 +295,20 @@ def _weight_decay_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
         yield FieldError(_AT + "weight-decay-incr-style", message, "set both, or leave it out")
 
 
-def _context_size_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
-    flag = "hierarchical-context-parallel-sizes"
-    sizes = resolved.megatron_args.get(flag)
+def context_ranks(resolved: ResolvedRecipe) -> int | None:
+    """Ranks of the hierarchy of context parallelism; None where it is not set."""
+    sizes = resolved.megatron_args.get(CONTEXT_SIZES)
     if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
-        return
-    product, size = math.prod(int(each) for each in sizes), resolved.parallelism.context_parallel_size
-    if product != size:
-        what = f"contextParallelSize is {size}" if size is not None else "contextParallelSize is not set"
-        message = f"{sizes} are {product} ranks, and parallelism.{what}"
-        yield FieldError(_AT + flag, message, f"set parallelism.contextParallelSize: {product}")
+        return None
+    return math.prod(int(each) for each in sizes)
+
+
+def _context_size_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    ranks, size = context_ranks(resolved), resolved.parallelism.context_parallel_size
+    if ranks is not None and size is not None and ranks != size:
+        sizes = resolved.megatron_args[CONTEXT_SIZES]
+        message = f"{sizes} are {ranks} ranks, and parallelism.contextParallelSize is {size}"
+        yield FieldError(_AT + CONTEXT_SIZES, message, f"set parallelism.contextParallelSize: {ranks}")
 
 
 def _interval_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:

@@ -78,17 +78,20 @@ _REFUSED = {
     "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",
     "adlr-autoresume": "requires a package that is not public",
     "ckpt-convert-format": "makes Megatron convert a checkpoint and end, and the run would be complete",
-    "enable-msc": "requires the package multi-storage-client, which the trainer image lacks",
     "fsdp-manual-registration": "is for Megatron's FSDP, which saves checkpoints of its own format",
     "inference-cuda-graph-scope": "is for inference",
     "inference-disable-triton-nvls-kernels": "is for inference",
     "inference-fuse-tp-communication": "is for inference",
     "init-method-xavier-uniform": "ends Megatron Core 0.19.2 with a TypeError (scaled_init_method)",
     "overlap-param-gather-with-optimizer-step": "is not supported by Megatron with torch_dist checkpoints",
-    "replication": "is for Megatron's local checkpoints, whose package the trainer image lacks",
     "yaml-cfg": "replaces all of the settings that the operator writes",
 }
 """Flag -> why it is not taken."""
+_LACKS_PACKAGE = {
+    "enable-msc": "requires the package multi-storage-client, which the trainer image lacks",
+    "replication": "is for Megatron's local checkpoints, whose package the trainer image lacks",
+}
+"""The same for the project's image alone."""
 _REMOVED = {
     "checkpoint-activations": "set spec.parallelism.recomputeGranularity",
     "model-parallel-size": "set spec.parallelism.tensorModelParallelSize",
@@ -98,12 +101,15 @@ _REMOVED = {
 _UNUSABLE_VALUES = {
     ("cross-entropy-fusion-impl", "te"): ("is disabled in Megatron for its instability", "set native"),
     ("non-persistent-ckpt-type", "in_memory"): ("is not implemented in Megatron", "set global"),
+}
+"""Choices of the parser that Megatron refuses later: message and fix."""
+_VALUES_LACK_PACKAGE = {
     ("non-persistent-ckpt-type", "local"): (
         "requires the package nvidia-resiliency-ext, which the trainer image lacks",
         "set global",
     ),
 }
-"""Choices of the parser that Megatron refuses later: message and fix."""
+"""The same with the project's image alone."""
 _IGNORED = {
     "rampup-batch-size": "set spec.training.stepBatchSizeSchedule",
     "use-mcore-models": "leave it out",
@@ -138,8 +144,13 @@ TYPED = dict(_typed_fields()) | _OWNED
 """Flag -> the field that sets it."""
 
 
-def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
-    """Errors for flags that a field sets, that the operator reserves, or that are invalid."""
+def passthrough_errors(args: dict[str, Value], *, own_image: bool = False) -> list[FieldError]:
+    """Errors for flags that a field sets, that the operator reserves, or that are invalid.
+
+    An image other than the project's (`own_image`) is not known to lack a package.
+    """
+    refused = _REFUSED if own_image else _REFUSED | _LACKS_PACKAGE
+    unusable = _UNUSABLE_VALUES if own_image else _UNUSABLE_VALUES | _VALUES_LACK_PACKAGE
     errors = []
     for flag, value in args.items():
         field = field_path("spec.megatronArgs", flag)
@@ -149,12 +160,12 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(_misspelled_error(field, spelled))
         elif flag in _RESERVED:
             errors.append(FieldError(field, "is reserved for the operator", "leave it out"))
-        elif flag in _REFUSED:
-            errors.append(FieldError(field, _REFUSED[flag], "leave it out"))
+        elif flag in refused:
+            errors.append(FieldError(field, refused[flag], "leave it out"))
         elif flag in _REMOVED:
             errors.append(FieldError(field, "was removed from Megatron", _REMOVED[flag]))
-        elif (flag, str(value)) in _UNUSABLE_VALUES:
-            message, fix = _UNUSABLE_VALUES[flag, str(value)]
+        elif (flag, str(value)) in unusable:
+            message, fix = unusable[flag, str(value)]
             errors.append(FieldError(field, f"{value} {message}", fix))
         elif flag in _IGNORED:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from megatron_operator.api.parallel_dims import ParallelDims
-from megatron_operator.api.status import Expected, MemoryPerGpu
+from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.entry import PublishedSizes
@@ -45,8 +45,8 @@ class PlanningProblem:
     """None where memory and speed are unknown."""
     numerics: Numerics
     execution: Execution
-    has_run: bool = False
-    """Whether the layout is that of a run which has started, whose memory has sufficed."""
+    before: Plan | None = None
+    """Plan of the run if it has started: its memory has sufficed."""
 
     @property
     def adapters(self) -> Adapters | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import SPEC_FIELDS
+from megatron_operator.api.status import MemoryPerGpu
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.entry import PublishedSizes
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP
@@ -26,6 +27,7 @@ from megatron_operator.planner.search.enumerate import (
     refusal,
     valid_layouts,
 )
+from megatron_operator.planner.search.flag_layouts import with_flags
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.published_memory import keeps_published_memory
 from megatron_operator.planner.search.smaller_states import with_which_it_fits
@@ -79,8 +81,10 @@ def rank(problem: PlanningProblem, found: Diagnostics) -> Ranking:
         return ranking
     if not ranking.candidates:
         _handle_too_large(problem, ranking, found)
+        ranking.candidates = with_flags(problem.resolved, ranking.candidates, found)
         return ranking
-    ranking.candidates = _supported(problem, ranking.candidates, found)
+    supported = _supported(problem, ranking.candidates, found)
+    ranking.candidates = with_flags(problem.resolved, supported, found)
     if not ranking.candidates:
         return ranking
     if problem.accelerator is None:
@@ -279,7 +283,7 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         )
         ranking.candidates = [_timed(problem, smallest)]
         return
-    known = problem.has_run or keeps_published_memory(problem.resolved)
+    known = _has_sufficed(problem, memory) or keeps_published_memory(problem.resolved)
     is_close = known or memory.total <= MEASURED * capacity
     if memory.total <= TOLERANCE * capacity or (fully_requested and states <= capacity and is_close):
         ranking.candidates = [_timed(problem, smallest)]
@@ -312,6 +316,15 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         f"on {count} even the most memory-efficient layout, {layout}, needs {needs}",
         f"{more}, or accelerators with more memory{instead}",
     )
+
+
+def _has_sufficed(problem: PlanningProblem, memory: MemoryPerGpu) -> bool:
+    """Whether the run has started with no less memory; on fewer accelerators only its states are larger."""
+    before = problem.before
+    if before is None or before.memory_per_gpu is None:
+        return False
+    is_shrunk, used = problem.world < before.world_size, before.memory_per_gpu
+    return memory.activations <= used.activations and (is_shrunk or memory.total <= used.total)
 
 
 def _activations_to_reduce(problem: PlanningProblem, needed: str) -> FieldError | None:

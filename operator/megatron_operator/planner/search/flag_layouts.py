@@ -1,0 +1,71 @@
+"""Layouts with which Megatron accepts the flags of `megatronArgs` that need a size or recomputation.
+
+Sources: `validate_args` and the configurations of megatron-core 0.19.2. What recipe or catalog set to the
+contrary is refused before (`flag_requirements`).
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.flag_requirements import CONTEXT_SIZES, context_ranks
+from megatron_operator.planner.search.problem import Candidate
+
+
+class _Need(NamedTuple):
+    """The layouts that a flag needs, and the error where there are none."""
+
+    is_met: Callable[[Candidate], bool]
+    message: str
+    fix: str
+
+
+def _distributes_activations(candidate: Candidate) -> bool:
+    splits_sequences = candidate.workload.sequence_parallel
+    return candidate.dims.tp > 1 and candidate.recompute == "full" and not splits_sequences
+
+
+_NEEDS: Final = {
+    "defer-embedding-wgrad-compute": _Need(
+        lambda candidate: candidate.dims.pp > 1,
+        "requires pipeline stages, and no layout that fits has any",
+        "set parallelism.pipelineModelParallelSize above 1, or leave the flag out",
+    ),
+    "cpu-offloading-num-layers": _Need(
+        lambda candidate: candidate.dims.pp == 1 and candidate.recompute is None,
+        "excludes pipeline stages and recomputation, and no layout without both fits",
+        "use more accelerators, or leave the flag out",
+    ),
+    "distribute-saved-activations": _Need(
+        _distributes_activations,
+        "requires tensor parallelism and full recomputation, without sequence parallelism",
+        "set parallelism.tensorModelParallelSize above 1, recomputeGranularity: full and sequenceParallel:"
+        " false, or leave the flag out",
+    ),
+    "hybrid-context-parallel": _Need(
+        lambda candidate: candidate.dims.pp == 1,
+        "excludes pipeline stages, and no layout without them fits",
+        "use more accelerators, or leave the flag out",
+    ),
+}
+
+
+def with_flags(resolved: ResolvedRecipe, candidates: list[Candidate], found: Diagnostics) -> list[Candidate]:
+    """The candidates with which Megatron's own loop accepts the flags; none, with the error in `found`."""
+    if resolved.engine != "megatron":
+        return candidates
+    needs = [(flag, need) for flag, need in _NEEDS.items() if resolved.megatron_args.get(flag)]
+    if ranks := context_ranks(resolved):
+        message = f"are {ranks} ranks, and no layout that fits has CP {ranks}"
+        fix = f"set parallelism.contextParallelSize: {ranks}, or leave the flag out"
+        needs.append((CONTEXT_SIZES, _Need(lambda candidate: candidate.dims.cp == ranks, message, fix)))
+    reported = {error.field for error in found.errors}
+    for flag, need in needs:
+        field = f"spec.megatronArgs.{flag}"
+        if not candidates or field in reported:
+            continue
+        candidates = [candidate for candidate in candidates if need.is_met(candidate)]
+        if not candidates:
+            found.error(field, need.message, need.fix)
+    return candidates
