@@ -135,6 +135,14 @@ def save_model(kind: Any, config: Any, processor: Any, folder: Path, dtype: str)
     return model
 
 
+def conversation(number: int, question: str, answer: str) -> dict[str, Any]:
+    """A question and its answer: in OpenAI's form where the number is odd, else in ShareGPT's."""
+    if number % 2:
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return {"messages": turns}
+    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
+
+
 def pictures(count: int) -> Iterator[tuple[dict[str, Any], tarfile.TarInfo, Any]]:
     """Yield conversations in both forms, where a tar file has their picture, and the picture of each."""
     from PIL import Image
@@ -143,32 +151,31 @@ def pictures(count: int) -> Iterator[tuple[dict[str, Any], tarfile.TarInfo, Any]
     for number in range(count):
         colour = names[number % len(names)]
         question = f"<image>what colour has picture {number}?"
-        if number % 2:
-            record: dict[str, Any] = {
-                "messages": [
-                    {"role": "user", "content": question},
-                    {"role": "assistant", "content": colour},
-                ]
-            }
-        else:
-            record = {
-                "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": colour}]
-            }
         picture = Image.new("RGB", (56 + number, 84), COLOURS[colour])
-        yield record, tarfile.TarInfo(f"{number:06}.png"), picture
+        yield conversation(number, question, colour), tarfile.TarInfo(f"{number:06}.png"), picture
 
 
 def write_shards(folder: Path, shards: int, samples: int) -> None:
     """Write `shards` tar files of `samples` pictures each."""
+    drawn = [(each, at.name, _png(picture)) for each, at, picture in pictures(shards * samples)]
+    write_tars(folder, shards, drawn)
+
+
+def _png(picture: Any) -> bytes:
+    drawn = io.BytesIO()
+    picture.save(drawn, "PNG")
+    return drawn.getvalue()
+
+
+def write_tars(folder: Path, shards: int, samples: list[tuple[dict[str, Any], str, bytes]]) -> None:
+    """Write conversations, each with a file of this name, into `shards` tar files of as many."""
     folder.mkdir(parents=True, exist_ok=True)
-    every = list(pictures(shards * samples))
+    each = len(samples) // shards
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:05}.tar", "w") as tar:
-            for record, member, picture in every[shard * samples : (shard + 1) * samples]:
-                drawn = io.BytesIO()
-                picture.save(drawn, "PNG")
-                add_file(tar, member.name, drawn.getvalue())
-                add_file(tar, f"{Path(member.name).stem}.json", json.dumps(record).encode())
+            for record, name, data in samples[shard * each : (shard + 1) * each]:
+                add_file(tar, name, data)
+                add_file(tar, f"{Path(name).stem}.json", json.dumps(record).encode())
 
 
 def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -1,7 +1,6 @@
 """A WebDataset of synthesized tones with their names as text, and what a small random Qwen2-Audio needs."""
 
 import io
-import json
 import tarfile
 import wave
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from testkit.image_text import add_file, write_tokenizer
+from testkit.image_text import conversation, write_tars, write_tokenizer
 
 TONES = {"low": 220.0, "middle": 440.0, "high": 880.0, "shrill": 1760.0}
 """Name of a tone -> its frequency in hertz."""
@@ -96,16 +95,8 @@ def tones(count: int) -> Iterator[tuple[dict[str, Any], tarfile.TarInfo, np.ndar
     for number in range(count):
         name = names[number % len(names)]
         question = f"<audio>what is tone {number}?"
-        if number % 2:
-            record: dict[str, Any] = {
-                "messages": [
-                    {"role": "user", "content": question},
-                    {"role": "assistant", "content": name},
-                ]
-            }
-        else:
-            record = {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": name}]}
-        yield record, tarfile.TarInfo(f"{number:06}.wav"), tone(name, seconds(number))
+        place = tarfile.TarInfo(f"{number:06}.wav")
+        yield conversation(number, question, name), place, tone(name, seconds(number))
 
 
 def seconds(number: int) -> float:
@@ -115,10 +106,4 @@ def seconds(number: int) -> float:
 
 def write_shards(folder: Path, shards: int, samples: int) -> None:
     """Write `shards` tar files of `samples` tones each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    every = list(tones(shards * samples))
-    for shard in range(shards):
-        with tarfile.open(folder / f"{shard:05}.tar", "w") as tar:
-            for record, member, heard in every[shard * samples : (shard + 1) * samples]:
-                add_file(tar, member.name, wav(heard))
-                add_file(tar, f"{Path(member.name).stem}.json", json.dumps(record).encode())
+    write_tars(folder, shards, [(each, at.name, wav(heard)) for each, at, heard in tones(shards * samples)])

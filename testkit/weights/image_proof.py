@@ -5,38 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from testkit import image_text
-from testkit.image_models import FAMILIES
+from testkit.weights import round_trip
 
 _PIXELS = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
 _KINDS = "mm_token_type_ids"
 
 
-def prove(name: str, folder: Path) -> dict[str, Any]:
-    """Import and export a model of a family of testkit.image_models, and compare its logits.
-
-    Returns the largest difference, that which other pictures make, and whether the exported tensors are
-    those of the model.
-    """
-    from megatron_trainer.weights import checkpoint, conversion, huggingface_folder
-    from megatron_trainer.weights.tensors import records
-
-    source, imported, exported = folder / "model", folder / "imported", folder / "exported"
-    FAMILIES[name].write(source, "float32")
-    conversion.import_weights(source, imported)
-    found = _compare(source, source, checkpoint.find(imported, "--from"))
-    conversion.export_weights(imported, exported, None)
-    tensors = [records(huggingface_folder.read(x, "", weights=True).tensors()) for x in (source, exported)]
-    return found | {"tensors": len(tensors[0]), "identical files": tensors[0] == tensors[1]}
-
-
-def prove_run(run: Path, base: Path, exported: Path) -> dict[str, Any]:
-    """Compare what a run trained, or its adapters beside the weights of `base`, with what was exported."""
-    from megatron_trainer.weights import checkpoint
-
-    return _compare(base, exported, checkpoint.find(run, "--from"))
-
-
-def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
+def compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
     """Compare a checkpoint in Megatron with a folder in transformers, both in float32."""
     import torch
     import transformers
@@ -58,7 +33,7 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
     pixels = {key: value for key, value in values.items() if key in _PIXELS}
     pixels["pixel_values"] = pixels["pixel_values"].float()
     with cpu_model.one_process(), torch.no_grad():
-        megatron = loaded(base, directory)
+        megatron = round_trip.loaded(base, directory)
         inputs = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
         if _KINDS in values and _KINDS in inspect.signature(megatron.forward).parameters:
             inputs[_KINDS] = values[_KINDS]
@@ -70,26 +45,6 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
         "largest": float(expected.abs().max()),
         "of other pictures": float((found - others).abs().max()),
     }
-
-
-def loaded(base: Path, directory: Path) -> Any:
-    """Return Megatron's model of a checkpoint in float32, or of adapters beside the weights of `base`.
-
-    Call it in cpu_model.one_process, without gradients.
-    """
-    from megatron_trainer.weights import adapters, checkpoint, conversion, cpu_model, huggingface_folder
-
-    read = huggingface_folder.read(base, "--base", weights=True)
-    bridge = cpu_model.make_bridge(read)
-    megatron = cpu_model.make_model(bridge, "float32")
-    if adapters.present(directory):
-        weights = conversion.weights_of(bridge, megatron, read)
-        for name, tensor in checkpoint.tensors(megatron):
-            tensor.copy_(weights(name))
-        adapters.load(megatron, directory)
-    else:
-        checkpoint.load(directory, megatron)
-    return megatron
 
 
 def _kinds(model: Any, batch: dict[str, Any]) -> dict[str, Any]:

@@ -4,36 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from testkit import sound_text
-from testkit.sound_models import FAMILIES
-from testkit.weights.image_proof import loaded
+from testkit.weights import round_trip
 
 
-def prove(name: str, folder: Path) -> dict[str, Any]:
-    """Import and export a model of a family of testkit.sound_models, and compare its logits.
-
-    Returns the largest difference, that which other sounds make, and whether the exported tensors are those
-    of the model.
-    """
-    from megatron_trainer.weights import checkpoint, conversion, huggingface_folder
-    from megatron_trainer.weights.tensors import records
-
-    source, imported, exported = folder / "model", folder / "imported", folder / "exported"
-    FAMILIES[name].write(source, "float32")
-    conversion.import_weights(source, imported)
-    found = _compare(source, source, checkpoint.find(imported, "--from"))
-    conversion.export_weights(imported, exported, None)
-    tensors = [records(huggingface_folder.read(x, "", weights=True).tensors()) for x in (source, exported)]
-    return found | {"tensors": len(tensors[0]), "identical files": tensors[0] == tensors[1]}
-
-
-def prove_run(run: Path, base: Path, exported: Path) -> dict[str, Any]:
-    """Compare what a run trained, or its adapters beside the weights of `base`, with what was exported."""
-    from megatron_trainer.weights import checkpoint
-
-    return _compare(base, exported, checkpoint.find(run, "--from"))
-
-
-def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
+def compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
     """Compare a checkpoint in Megatron with a folder in transformers, both in float32.
 
     The first of two conversations has two sounds, which are shorter than the longest.
@@ -51,7 +25,7 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
     batch = samples.collate(conversations, processor, length, with_mask=True)
     features = batch["visual_inputs"].normalized_for_model()
     with cpu_model.one_process(), torch.no_grad():
-        megatron = loaded(base, directory)
+        megatron = round_trip.loaded(base, directory)
         inputs = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
         found = megatron(**inputs, **features)
         others = features | {"input_features": features["input_features"].flip(0)}

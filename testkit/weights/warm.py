@@ -8,8 +8,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testkit.weights.round_trip import Compare
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,11 @@ class WarmConverter:
         return self._request("padded", [str(folder)], folder / "log")
 
     def prove_images(self, name: str, folder: Path) -> dict[str, Any]:
-        """Prove a family that reads images, as image_proof.prove does."""
+        """Prove a family that reads images, as round_trip.prove does."""
         return self._prove("images", name, folder)
 
     def prove_sound(self, name: str, folder: Path) -> dict[str, Any]:
-        """Prove a family that takes sound, as sound_proof.prove does."""
+        """Prove a family that takes sound, as round_trip.prove does."""
         return self._prove("sound", name, folder)
 
     def _prove(self, kind: str, name: str, folder: Path) -> dict[str, Any]:
@@ -64,11 +68,11 @@ class WarmConverter:
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
     def prove_image_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
-        """Compare what a run trained on images with its export, as image_proof.prove_run does."""
+        """Compare what a run trained on images with its export, as round_trip.prove_run does."""
         return self._prove_run("image run", run, base, exported, result)
 
     def prove_sound_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
-        """Compare what a run trained on sound with its export, as sound_proof.prove_run does."""
+        """Compare what a run trained on sound with its export, as round_trip.prove_run does."""
         return self._prove_run("sound run", run, base, exported, result)
 
     def _prove_run(self, kind: str, *paths: Path) -> dict[str, Any]:
@@ -144,32 +148,26 @@ def _prove_padded(argv: list[str]) -> None:
     assert prove_padded(Path(argv[0]))
 
 
-def _prove_images(argv: list[str]) -> None:
-    from testkit.weights.image_proof import prove
+def _prove_media(media: str, argv: list[str]) -> None:
+    from testkit import image_models, sound_models
+    from testkit.weights.round_trip import prove
 
     name, folder, result = argv
-    Path(result).write_text(json.dumps(prove(name, Path(folder))))
+    families = {"images": image_models.FAMILIES, "sound": sound_models.FAMILIES}[media]
+    Path(result).write_text(json.dumps(prove(families[name].write, _compare_media(media), Path(folder))))
 
 
-def _prove_image_run(argv: list[str]) -> None:
-    from testkit.weights.image_proof import prove_run
-
-    run, base, exported, result = map(Path, argv)
-    result.write_text(json.dumps(prove_run(run, base, exported)))
-
-
-def _prove_sound(argv: list[str]) -> None:
-    from testkit.weights.sound_proof import prove
-
-    name, folder, result = argv
-    Path(result).write_text(json.dumps(prove(name, Path(folder))))
-
-
-def _prove_sound_run(argv: list[str]) -> None:
-    from testkit.weights.sound_proof import prove_run
+def _prove_media_run(media: str, argv: list[str]) -> None:
+    from testkit.weights.round_trip import prove_run
 
     run, base, exported, result = map(Path, argv)
-    result.write_text(json.dumps(prove_run(run, base, exported)))
+    result.write_text(json.dumps(prove_run(_compare_media(media), run, base, exported)))
+
+
+def _compare_media(media: str) -> "Compare":
+    from testkit.weights import image_proof, sound_proof
+
+    return image_proof.compare if media == "images" else sound_proof.compare
 
 
 def _prove_written(argv: list[str]) -> None:
@@ -218,10 +216,10 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "convert": _convert,
     "prove": _prove,
     "padded": _prove_padded,
-    "images": _prove_images,
-    "image run": _prove_image_run,
-    "sound": _prove_sound,
-    "sound run": _prove_sound_run,
+    "images": partial(_prove_media, "images"),
+    "image run": partial(_prove_media_run, "images"),
+    "sound": partial(_prove_media, "sound"),
+    "sound run": partial(_prove_media_run, "sound"),
     "written": _prove_written,
     "peak": _peak,
     "logits": _compare_logits,

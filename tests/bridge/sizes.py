@@ -44,6 +44,19 @@ def text(model: Architecture, **further: Any) -> dict[str, Any]:
     }
 
 
+def qwen_vision(model: Architecture) -> dict[str, Any]:
+    """Sizes of the vision tower by transformers' names."""
+    tower = model.tower
+    assert tower is not None
+    return {
+        "depth": tower.layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.ffn_hidden_size,
+        "num_heads": tower.num_attention_heads,
+        "out_hidden_size": model.hidden_size,
+    }
+
+
 def experts(model: Architecture) -> dict[str, Any]:
     return {
         "num_experts": model.num_experts,

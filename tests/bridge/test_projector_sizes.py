@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from sizes import CATALOG, architecture
+from sizes import CATALOG, architecture, qwen_vision
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
@@ -15,13 +15,7 @@ def test_a_recipe_that_trains_the_projector_knows_its_parameters(name: str) -> N
     model = architecture(name)
     tower = model.tower
     assert tower is not None
-    vision = {
-        "depth": tower.layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.ffn_hidden_size,
-        "num_heads": tower.num_attention_heads,
-        "out_hidden_size": model.hidden_size,
-    }
+    vision = qwen_vision(model)
     if tower.deepstack_layers:
         vision |= {"deepstack_visual_indexes": [8, 16, 24]}
         config = transformers.Qwen3VLConfig(vision_config=vision).vision_config

@@ -11,7 +11,7 @@ from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.planner.estimate.model_shape import heads_of
 from megatron_operator.planner.estimate.parameters import allocated_parameters
 
-from tests.bridge.sizes import CATALOG, architecture, built, counted, experts, of, shape_of, text
+from tests.bridge.sizes import CATALOG, architecture, built, counted, experts, of, qwen_vision, shape_of, text
 
 
 @pytest.mark.parametrize("name", ["ministral3-3b", "ministral3-8b", "ministral3-14b"])
@@ -27,32 +27,12 @@ def test_ministral_3(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2.5-vl-3b", "qwen2.5-vl-7b", "qwen2.5-vl-32b", "qwen2.5-vl-72b"])
 def test_qwen_2_5_with_vision(name: str) -> None:
     model = architecture(name)
-    tower = model.tower
-    assert tower is not None
-    vision = {
-        "depth": tower.layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.ffn_hidden_size,
-        "num_heads": tower.num_attention_heads,
-        "out_hidden_size": model.hidden_size,
-    }
+    vision = qwen_vision(model)
     tied = not model.untie_embeddings_and_output_weights
     config = transformers.Qwen2_5_VLConfig(
         text_config=text(model), vision_config=vision, tie_word_embeddings=tied
     )
     assert counted(model) == of("Qwen2_5_VLForConditionalGeneration", config)
-
-
-def qwen_vision(model: Architecture) -> dict[str, Any]:
-    tower = model.tower
-    assert tower is not None
-    return {
-        "depth": tower.layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.ffn_hidden_size,
-        "num_heads": tower.num_attention_heads,
-        "out_hidden_size": model.hidden_size,
-    }
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -161,6 +162,10 @@ class Gang:
             losses.setdefault(record["iteration"], []).append(record["lmLoss"])
         return losses
 
+    def distinct_losses(self, until: float = math.inf) -> dict[int, set[float]]:
+        """Return the losses of each iteration up to one: a single one where repetitions have the same."""
+        return {each: set(losses) for each, losses in self.losses().items() if each <= until}
+
     def await_iteration(self, iteration: int, generation: int = 1) -> None:
         def reached() -> bool | None:
             for pod in self.pods.values():
@@ -205,6 +210,16 @@ class Gang:
 
     def kill_rank(self, node: int) -> None:
         self.ranks(node)[0].kill()
+
+    def run_with_a_killed_rank(self, after: int, until: int) -> None:
+        """Start, kill a rank after an iteration, and stop once the restarted ranks have done another."""
+        self.start()
+        try:
+            self.await_iteration(after)
+            self.kill_rank(0)
+            self.await_iteration(until, generation=2)
+        finally:
+            self.stop()
 
     def replace(self, node: int) -> None:
         """Kill a pod's launcher and start another, as the training-operator replaces a pod."""

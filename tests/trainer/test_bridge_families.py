@@ -168,18 +168,11 @@ def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     undisturbed = gang("undisturbed", 2 * ITERATIONS)
     undisturbed.run_to_end()
     run = gang("killed", 100)
-    run.start()
-    try:
-        run.await_iteration(ITERATIONS + 1)
-        run.kill_rank(0)
-        run.await_iteration(2 * ITERATIONS, generation=2)
-    finally:
-        run.stop()
+    run.run_with_a_killed_rank(ITERATIONS + 1, until=2 * ITERATIONS)
 
-    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
-    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration in expected}
+    expected = undisturbed.distinct_losses()
     assert sorted(expected) == list(range(1, 2 * ITERATIONS + 1))
-    assert found == expected
+    assert run.distinct_losses(until=2 * ITERATIONS) == expected
     assert run.incidents()[0]["resumedFrom"] >= ITERATIONS
 
 

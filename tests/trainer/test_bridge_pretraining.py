@@ -116,18 +116,11 @@ def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     run = PretrainingGang(
         tmp_path_factory.mktemp("killed"), warm_bridge, corpus, case, training=_training(100)
     )
-    run.start()
-    try:
-        run.await_iteration(SAVED_EVERY + 1)
-        run.kill_rank(0)
-        run.await_iteration(ITERATIONS, generation=2)
-    finally:
-        run.stop()
+    run.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
 
-    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
-    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration <= ITERATIONS}
+    expected = undisturbed.distinct_losses()
     assert sorted(expected) == list(range(1, ITERATIONS + 1))
-    assert found == expected
+    assert run.distinct_losses(until=ITERATIONS) == expected
     (incident,) = run.incidents()
     assert incident["cause"].startswith("rank 0 was killed by SIGKILL")
     assert incident["resumedFrom"] >= SAVED_EVERY

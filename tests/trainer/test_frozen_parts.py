@@ -1,11 +1,9 @@
 """Vision-language models of which parts are frozen: the projector alone is trained, or all but the tower."""
 
-import functools
 import importlib.util
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,13 +18,21 @@ from testkit.image_models import FAMILIES
 from testkit.image_text import VOCABULARY, write_shards
 from testkit.weights.warm import WarmConverter
 from tests.trainer.bridge_run import RecipeGang, rendered_preparation
+from tests.trainer.sample_runs import (
+    ITERATIONS,
+    SAMPLES,
+    SAVED_EVERY,
+    Volumes,
+    data_volumes,
+    name_of,
+    recipe,
+)
 from tests.trainer.warm_process import WarmProcess
 
-LENGTH, ITERATIONS, SAVED_EVERY = 512, 4, 2
+LENGTH = 512
 OF_PROJECTORS = (".merger.", ".deepstack_merger_list.", ".multi_modal_projector.", ".embed_vision.")
 OF_TOWERS = ("visual.", "vision_tower.")
 ALIGNED = next(case for case in FROZEN_CASES if case.freeze is None)
-type Volumes = Callable[[str], Path]
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("qwen_vl_utils") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -34,44 +40,24 @@ pytestmark = pytest.mark.skipif(
 
 
 def spec(case: FrozenCase, iterations: int) -> dict[str, Any]:
-    return {
-        "recipe": case.recipe,
-        "accelerator": {"type": "cpu", "count": 2},
-        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
-        "data": {
-            **{"volume": {"claimName": "corpus"}, "sources": [{"path": "/data/images/*.tar"}]},
-            **{"split": "75,25,0", "maxEpochs": 40},
-        },
-        "parallelism": case.parallelism,
-        "training": {
-            **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
-            **{"lr": 0.01, "lrWarmupIters": 1, "lrDecayIters": 200, "evalInterval": 2, "evalIters": 1},
-        },
-        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "4Ti"}},
-    } | ({} if case.freeze is None else {"freeze": list(case.freeze)})
+    frozen = {} if case.freeze is None else {"freeze": list(case.freeze)}
+    return recipe(case, "images", LENGTH, iterations) | frozen
 
 
-def name_of(case: FrozenCase) -> str:
-    sizes = "-".join(f"{name[0]}{value}" for name, value in case.parallelism.items() if value is not False)
-    return f"{case.recipe}-{sizes}-{'+'.join(case.freeze or ('function',))}"
+def name_with_parts(case: FrozenCase) -> str:
+    return f"{name_of(case)}-{'+'.join(case.freeze or ('function',))}"
 
 
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory, converter: WarmConverter) -> Volumes:
-    """Returns a family's data volume: a model, the checkpoint imported from it, and two tar files."""
+    """The data volumes of families, with two tar files."""
 
-    @functools.cache
-    def make(family: str) -> Path:
-        folder = tmp_path_factory.mktemp("volume")
-        FAMILIES[family].write(folder / "model")
-        write_shards(folder / "images", 2, 12)
-        ended = converter.convert(
-            "import", "--from", folder / "model", "--to", folder / "weights", log=folder / "log"
-        )
-        assert ended.code == 0, ended.output
-        return folder
+    def write_samples(folder: Path) -> None:
+        write_shards(folder / "images", 2, SAMPLES // 2)
 
-    return make
+    return data_volumes(
+        tmp_path_factory.mktemp, converter, lambda name, folder: FAMILIES[name].write(folder), write_samples
+    )
 
 
 def part_of(name: str) -> ModelPart:
@@ -95,7 +81,7 @@ def changed_tensors(run: RecipeGang, volume: Path, converter: WarmConverter) -> 
     return set(before), {name for name in before if before[name] != after[name]}
 
 
-@pytest.mark.parametrize("case", FROZEN_CASES, ids=name_of)
+@pytest.mark.parametrize("case", FROZEN_CASES, ids=name_with_parts)
 def test_tensors_of_frozen_parts_are_exported_bit_for_bit_and_the_others_are_trained(
     case: FrozenCase, volumes: Volumes, tmp_path: Path, warm_bridge: WarmProcess, converter: WarmConverter
 ) -> None:
@@ -122,18 +108,11 @@ def test_a_killed_run_that_trains_the_projector_resumes_with_the_losses_of_an_un
     undisturbed = RecipeGang(tmp_path_factory.mktemp("undisturbed"), warm_bridge, volume, wanted)
     undisturbed.run_to_end()
     run = RecipeGang(tmp_path_factory.mktemp("killed"), warm_bridge, volume, longer)
-    run.start()
-    try:
-        run.await_iteration(SAVED_EVERY + 1)
-        run.kill_rank(0)
-        run.await_iteration(ITERATIONS, generation=2)
-    finally:
-        run.stop()
+    run.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
 
-    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
-    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration <= ITERATIONS}
+    expected = undisturbed.distinct_losses()
     assert sorted(expected) == list(range(1, ITERATIONS + 1))
-    assert found == expected
+    assert run.distinct_losses(until=ITERATIONS) == expected
     # The function alone would take the tokenizer's vocabulary, padded, and evaluate every 500 iterations.
     assert max(expected[1]) < math.log(VOCABULARY) + 0.05
     lines = (undisturbed.save / "validation.jsonl").read_text().splitlines()

@@ -1,12 +1,10 @@
 """Images and text from the tar files of a WebDataset to fine-tuned models, and their weights out."""
 
-import functools
 import importlib.util
 import io
 import json
 import os
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,18 @@ from testkit.image_models import FAMILIES
 from testkit.image_text import COLOURS, add_file, write_shards
 from testkit.weights.warm import WarmConverter
 from tests.trainer.bridge_run import RecipeGang, in_float32, rendered_preparation
+from tests.trainer.sample_runs import (
+    ITERATIONS,
+    SAMPLES,
+    SAVED_EVERY,
+    Volumes,
+    data_volumes,
+    name_of,
+    recipe,
+)
 from tests.trainer.warm_process import WarmProcess
 
-SAMPLES, LENGTH, ITERATIONS, SAVED_EVERY = 24, 512, 4, 2
+LENGTH = 512
 SFT = IMAGE_CASES[0]
 KILLED = [case for case in IMAGE_CASES if case.recipe in ("qwen2.5-vl-3b-sft", "qwen3-vl-8b-sft")][:2]
 UNDISTURBED = [case for case in IMAGE_CASES if case not in KILLED]
@@ -40,7 +47,6 @@ CLOSE = {name: 1e-4 for name in FAMILIES if name.startswith("Qwen3")}
 """Largest difference of logits, if not 1e-5: Bridge approximates the GELU behind the vision tower."""
 ROUTED_OTHERWISE = {"Gemma 4 VL"}
 """Families whose merged adapters, rounded to bfloat16, send tokens to other experts."""
-type Volumes = Callable[[str], Path]
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("qwen_vl_utils") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -56,45 +62,19 @@ def whole_sample() -> dict[str, bytes]:
 
 
 def spec(case: Case, iterations: int, **data: Any) -> dict[str, Any]:
-    return {
-        "recipe": case.recipe,
-        "accelerator": {"type": "cpu", "count": 2},
-        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
-        "data": {
-            **{"volume": {"claimName": "corpus"}, "sources": [{"path": "/data/images/*.tar"}]},
-            **{"split": "75,25,0", "maxEpochs": 40},
-        }
-        | data,
-        "parallelism": case.parallelism,
-        "training": {
-            **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
-            **{"lr": 0.01, "lrWarmupIters": 1, "lrDecayIters": 200, "evalInterval": 2, "evalIters": 1},
-        },
-        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "100Ti"}},
-    }
-
-
-def name_of(case: Case) -> str:
-    sizes = "-".join(f"{name[0]}{value}" for name, value in case.parallelism.items() if value is not False)
-    return f"{case.recipe}-{sizes}"
+    return recipe(case, "images", LENGTH, iterations, **data)
 
 
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory, converter: WarmConverter) -> Volumes:
-    """Returns a family's data volume: a model, the checkpoint imported from it, and two tar files."""
+    """The data volumes of families, with two tar files."""
 
-    @functools.cache
-    def make(family: str) -> Path:
-        folder = tmp_path_factory.mktemp("volume")
-        FAMILIES[family].write(folder / "model")
+    def write_samples(folder: Path) -> None:
         write_shards(folder / "images", 2, SAMPLES // 2)
-        ended = converter.convert(
-            "import", "--from", folder / "model", "--to", folder / "weights", log=folder / "log"
-        )
-        assert ended.code == 0, ended.output
-        return folder
 
-    return make
+    return data_volumes(
+        tmp_path_factory.mktemp, converter, lambda name, folder: FAMILIES[name].write(folder), write_samples
+    )
 
 
 def prepare(wanted: dict[str, Any], volume: Path) -> Path:
@@ -279,18 +259,11 @@ def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one_and_is_expor
     undisturbed.run_to_end()
     prepare(longer, volume)
     run = RecipeGang(tmp_path_factory.mktemp("killed"), warm_bridge, volume, longer)
-    run.start()
-    try:
-        run.await_iteration(SAVED_EVERY + 1)
-        run.kill_rank(0)
-        run.await_iteration(ITERATIONS, generation=2)
-    finally:
-        run.stop()
+    run.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
 
-    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
-    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration <= ITERATIONS}
+    expected = undisturbed.distinct_losses()
     assert sorted(expected) == list(range(1, ITERATIONS + 1))
-    assert found == expected
+    assert run.distinct_losses(until=ITERATIONS) == expected
     assert run.incidents()[0]["resumedFrom"] >= SAVED_EVERY
     assert_exported(undisturbed, case, volume, converter)
 

@@ -1,12 +1,10 @@
 """Sound and text from the tar files of a WebDataset to fine-tuned models, and their weights out."""
 
-import functools
 import importlib.util
 import io
 import json
 import os
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,19 @@ from testkit.sound_models import FAMILIES
 from testkit.sound_text import RATE, TONES, seconds, tone, wav, write_shards
 from testkit.weights.warm import WarmConverter
 from tests.trainer.bridge_run import RecipeGang, rendered_preparation
+from tests.trainer.sample_runs import (
+    ITERATIONS,
+    SAMPLES,
+    SAVED_EVERY,
+    Volumes,
+    data_volumes,
+    name_of,
+    recipe,
+)
 from tests.trainer.warm_process import WarmProcess
 
-SAMPLES, LENGTH, ITERATIONS, SAVED_EVERY = 24, 256, 4, 2
+LENGTH = 256
 SFT = SOUND_CASES[0]
-type Volumes = Callable[[str], Path]
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("av") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -37,45 +43,19 @@ pytestmark = pytest.mark.skipif(
 
 
 def spec(case: Case, iterations: int, **data: Any) -> dict[str, Any]:
-    return {
-        "recipe": case.recipe,
-        "accelerator": {"type": "cpu", "count": 2},
-        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
-        "data": {
-            **{"volume": {"claimName": "corpus"}, "sources": [{"path": "/data/sound/*.tar"}]},
-            **{"split": "75,25,0", "maxEpochs": 40},
-        }
-        | data,
-        "parallelism": case.parallelism,
-        "training": {
-            **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
-            **{"lr": 0.01, "lrWarmupIters": 1, "lrDecayIters": 200, "evalInterval": 2, "evalIters": 1},
-        },
-        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "4Ti"}},
-    }
-
-
-def name_of(case: Case) -> str:
-    sizes = "-".join(f"{name[0]}{value}" for name, value in case.parallelism.items() if value is not False)
-    return f"{case.recipe}-{sizes}"
+    return recipe(case, "sound", LENGTH, iterations, **data)
 
 
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory, converter: WarmConverter) -> Volumes:
-    """Returns a family's data volume: a model, the checkpoint imported from it, and two tar files."""
+    """The data volumes of families, with two tar files."""
 
-    @functools.cache
-    def make(family: str) -> Path:
-        folder = tmp_path_factory.mktemp("volume")
-        FAMILIES[family].write(folder / "model")
+    def write_samples(folder: Path) -> None:
         write_shards(folder / "sound", 2, SAMPLES // 2)
-        ended = converter.convert(
-            "import", "--from", folder / "model", "--to", folder / "weights", log=folder / "log"
-        )
-        assert ended.code == 0, ended.output
-        return folder
 
-    return make
+    return data_volumes(
+        tmp_path_factory.mktemp, converter, lambda name, folder: FAMILIES[name].write(folder), write_samples
+    )
 
 
 def prepare(wanted: dict[str, Any], volume: Path) -> Path:
@@ -273,18 +253,11 @@ def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     undisturbed.run_to_end()
     prepare(longer, volume)
     run = RecipeGang(tmp_path_factory.mktemp("killed"), warm_bridge, volume, longer)
-    run.start()
-    try:
-        run.await_iteration(SAVED_EVERY + 1)
-        run.kill_rank(0)
-        run.await_iteration(ITERATIONS, generation=2)
-    finally:
-        run.stop()
+    run.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
 
-    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
-    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration <= ITERATIONS}
+    expected = undisturbed.distinct_losses()
     assert sorted(expected) == list(range(1, ITERATIONS + 1))
-    assert found == expected
+    assert run.distinct_losses(until=ITERATIONS) == expected
     assert run.incidents()[0]["resumedFrom"] >= SAVED_EVERY
 
 

@@ -165,20 +165,7 @@ READ_IMAGES: Final = frozenset(
 READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
 """Those of them that are trained on sound and text."""
 
-FROZEN_IN_PARTS: Final = frozenset(
-    {
-        "Exaone4_5_ForConditionalGeneration",
-        "Gemma3ForConditionalGeneration",
-        "Gemma4ForConditionalGeneration",
-        "Glm4vMoeForConditionalGeneration",
-        "Mistral3ForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
-    }
-)
+FROZEN_IN_PARTS: Final = READ_IMAGES - {"MiniMaxM3SparseForConditionalGeneration"}
 """Those of them that were trained with frozen parts."""
 
 type Media = Literal["", "images", "sound"]

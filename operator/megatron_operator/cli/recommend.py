@@ -18,7 +18,8 @@ from megatron_operator.cli.inputs import (
 from megatron_operator.cli.tables import Column, print_fitting, print_item, print_wrapped
 
 if TYPE_CHECKING:
-    from megatron_operator.planner.recommend import Query, Recommendation
+    from megatron_operator.planner.candidates import Query
+    from megatron_operator.planner.recommend import Recommendation
 
 
 @click.command("recommend")
@@ -69,8 +70,9 @@ def command(
     """
     from megatron_operator.cli.limits import planning_limits
     from megatron_operator.cli.planning import load_catalog, load_platform
+    from megatron_operator.planner.candidates import Query
     from megatron_operator.planner.instead import names_one_model, what_fits
-    from megatron_operator.planner.recommend import Query, recommend
+    from megatron_operator.planner.recommend import recommend
 
     query = Query(model, gpus, accelerator, mode, seq_length)
     on, library = load_platform(platform), load_catalog(catalog)

@@ -22,10 +22,11 @@ from megatron_operator.cli.planning import refusals
 from megatron_operator.cli.timeline import format_duration
 from megatron_operator.planner import PlannedRun, admit
 from megatron_operator.planner.batch_for_count import lacks_only_a_batch, with_suitable_batch
+from megatron_operator.planner.candidates import Query
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.instead import names_one_model, what_fits
 from megatron_operator.planner.notes import beyond_memory, lacks_memory
-from megatron_operator.planner.recommend import Query, recommend
+from megatron_operator.planner.recommend import recommend
 from megatron_operator.planner.save_interval import save_interval
 
 KEEP = 3

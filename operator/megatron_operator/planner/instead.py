@@ -11,7 +11,8 @@ from megatron_operator.api.recipe import AcceleratorSpec, MegatronRecipeSpec
 from megatron_operator.catalog import Catalog, Entry
 from megatron_operator.catalog.accelerator import select_accelerator
 from megatron_operator.planner.admission import admit
-from megatron_operator.planner.recommend import Limits, Query, Recommendation, recommend
+from megatron_operator.planner.candidates import Query
+from megatron_operator.planner.recommend import Limits, Recommendation, recommend
 
 MAX_COUNT = 2048
 """Accelerators up to which larger counts are tried."""

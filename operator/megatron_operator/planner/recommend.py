@@ -1,6 +1,6 @@
 """Recommends recipes for a model, a mode and the available accelerators."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,45 +17,20 @@ from megatron_operator.planner.batch_for_count import (
     smaller_micro_batch,
     with_suitable_batch,
 )
+from megatron_operator.planner.candidates import MAX_RECOMMENDATIONS, Candidate, Query, candidates
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.matching import (
-    Match,
-    generation,
-    has_other_size,
-    is_comfortable,
-    is_language_model,
-    match,
-    size_of,
-)
+from megatron_operator.planner.matching import is_language_model, size_of
 from megatron_operator.planner.model_names import catalog_name
 from megatron_operator.planner.no_match import no_match
 from megatron_operator.planner.notes import beyond_memory
 from megatron_operator.planner.search.rank import MEASURED
 
-MAX_RECOMMENDATIONS = 4
-"""Recipes that are planned: the best and three others."""
 MAX_TRIED = 12
 """Recipes that are planned as long as none of them fits."""
 MODES = ("pretrain", "sft", "lora")
-LONG = 8192
-"""Tokens of a sample above which a long-sequence variant is preferred to its base."""
 SAME_SIZE = 0.2
 """Binary logarithm of the ratio of two sizes that count as the same: 7B and 8B."""
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What to recommend for.
-
-    `model` is a name, also that of Hugging Face, a family, a size such as 8b, or a kind such as moe.
-    """
-
-    model: str | None
-    gpus: int
-    accelerator: str | None
-    mode: str
-    seq_length: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +80,14 @@ def recommend(
     asked = query.model
     if asked is not None:
         query = replace(query, model=catalog_name(asked, catalog))
-    candidates = sorted(_candidates(query, hardware, catalog), key=lambda each: each.order)
-    missing = not candidates or candidates[0].match.rank > 1
+    ordered = sorted(candidates(query, hardware, catalog), key=lambda each: each.order)
+    missing = not ordered or ordered[0].match.rank > 1
     if missing and (error := _of_another_mode(query, asked, hardware, catalog)):
         raise InvalidRecipeError([error])
-    if not candidates:
+    if not ordered:
         raise InvalidRecipeError([no_match(query.model, query.mode, asked, catalog)])
-    found: list[tuple[_Candidate, Recommendation]] = []
-    for candidate in (replace(each, entry=each.entry.on(profile)) for each in candidates[:MAX_TRIED]):
+    found: list[tuple[Candidate, Recommendation]] = []
+    for candidate in (replace(each, entry=each.entry.on(profile)) for each in ordered[:MAX_TRIED]):
         if len(found) >= MAX_RECOMMENDATIONS and any(made.plan and made.fits for _, made in found):
             break
         tried = replace(candidate, stands_in=missing and candidate.match.rank == 2)
@@ -136,98 +111,13 @@ def recommend(
     return [best, *others[: MAX_RECOMMENDATIONS - 1]]
 
 
-def _identity(query: Query, candidate: "_Candidate") -> int:
+def _identity(query: Query, candidate: Candidate) -> int:
     """0 for the model that is named and its variants, then its family, then models of similar size."""
     return 0 if candidate.match.by == "kind" or query.model is None else max(candidate.match.rank - 1, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    entry: Entry
-    parameters: int | None
-    match: Match
-    layout: PublishedLayout | None
-    """The largest published one for this hardware that divides the count."""
-    order: tuple[object, ...]
-    stands_in: bool = False
-    """Whether it is of the family that was asked for, in a size that the catalog lacks."""
-
-
-def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Candidate]:
-    for entry in _of_mode(query, catalog):
-        size = size_of(entry)
-        found = match(query.model, entry, size)
-        if found is None:
-            continue
-        layout = _layout(entry, hardware, query.gpus)
-        exact = layout is not None and layout.count == query.gpus
-        least = min((each.count for each in entry.usable_layouts), default=None)
-        suits = layout is not None or least is None or least <= query.gpus
-        if found.by == "kind":
-            suits = suits and is_comfortable(entry, size, query.gpus, query.mode)
-        stretched = _distance(entry, query.seq_length)
-        # A long-sequence variant matches a name as well as its base does.
-        rank = max(found.rank, 1) if (query.seq_length or 0) > LONG else found.rank
-        order = (
-            rank,
-            not is_language_model(entry) and (found.by != "kind" or query.model is None),
-            found.factor,
-            stretched,
-            # Many models are of a kind: those that the operator can start come first.
-            found.by == "kind" and query.model is not None and not entry.starts,
-            not suits,
-            # A name decides by itself; otherwise prefer what this operator can start.
-            found.by != "name" and not entry.starts,
-            not exact,
-            # A plain size is that of a dense model that people know.
-            found.by == "size" and bool(entry.model.num_experts),
-            found.by == "size" and not hugging_face.is_known(entry.name),
-            # Of a kind the largest that suits the accelerators; where none does, the smallest.
-            (-(size or 0) if suits else size or 0) if found.by == "kind" else 0,
-            layout is None,
-            # Of a family, the member whose layout uses the most of these accelerators.
-            -layout.count if layout is not None and found.by == "name" else 0,
-            not entry.starts,
-            *generation(entry.name),
-        )
-        yield _Candidate(entry, size, found, layout, order)
-
-
-def _of_mode(query: Query, catalog: Catalog) -> list[Entry]:
-    """Entries of the mode: those with this prefix if they are enough, else all of similar size."""
-
-    def of(names: Iterable[str]) -> list[Entry]:
-        return [entry for entry in map(catalog.get, names) if query.mode in entry.modes]
-
-    names, model = catalog.names(), query.model
-    if model is None:
-        return of(names)
-    named = of(name for name in names if name.startswith(model.lower()))
-    return (
-        named if len(named) >= MAX_RECOMMENDATIONS else of(n for n in names if not has_other_size(model, n))
-    )
-
-
-def _layout(entry: Entry, hardware: str, gpus: int) -> PublishedLayout | None:
-    usable = [each for each in entry.usable_layouts if hardware in each.accelerators]
-    fitting = [each for each in usable if gpus % each.count == 0]
-    return max(fitting, key=lambda each: each.count, default=None)
-
-
-def _distance(entry: Entry, requested: int | None) -> int:
-    """Distance in tokens from the requested sequence length; only long sequences count."""
-    own = entry.training.seq_length or 0
-    if requested is None:
-        return 1 if own > LONG and _is_variant(entry) else 0
-    return abs(own - requested) if requested > LONG else int(own > LONG)
-
-
-def _is_variant(entry: Entry) -> bool:
-    return entry.name.endswith("k") and entry.name.rpartition("-")[2][:-1].isdigit()
-
-
 def _recommendation(
-    query: Query, candidate: _Candidate, platform: PlatformConfig, catalog: Catalog, limits: Limits
+    query: Query, candidate: Candidate, platform: PlatformConfig, catalog: Catalog, limits: Limits
 ) -> Recommendation:
     entry, layout = candidate.entry, candidate.layout
     spec = _spec(entry.name, query)
@@ -278,7 +168,7 @@ def _run(
 
 def _reasons(
     query: Query,
-    candidate: _Candidate,
+    candidate: Candidate,
     found: Plan,
     published: bool,
     batch: int | None,
@@ -377,12 +267,12 @@ def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
     """The recipe of a mode that needs fewer accelerators, with a layout for these, of the same model."""
     for mode in {"pretrain": ("sft", "lora"), "sft": ("lora",)}.get(query.mode, ()):
         other = replace(query, mode=mode)
-        fitting = [each for each in _candidates(other, hardware, catalog) if each.layout is not None]
+        fitting = [each for each in candidates(other, hardware, catalog) if each.layout is not None]
         fitting = [
             each for each in fitting if is_language_model(each.entry) and each.match.factor <= SAME_SIZE
         ]
         # A model that was named is not swapped for one of similar size.
-        if any(each.match.rank <= 1 for each in _candidates(query, hardware, catalog)):
+        if any(each.match.rank <= 1 for each in candidates(query, hardware, catalog)):
             fitting = [each for each in fitting if each.match.rank <= 1]
         if query.model is not None and fitting:
             return min(fitting, key=lambda each: each.order).entry.name
@@ -394,7 +284,7 @@ def _of_another_mode(query: Query, asked: str | None, hardware: str, catalog: Ca
     # For fine-tuning the other way of it comes first.
     modes = MODES if query.mode == "pretrain" else MODES[::-1]
     for mode in modes if asked is not None else ():
-        named = list(_candidates(replace(query, mode=mode), hardware, catalog))
+        named = list(candidates(replace(query, mode=mode), hardware, catalog))
         best = min(named, key=lambda each: each.order, default=None)
         if best is not None and best.match.rank <= 1:
             only = ", planned only" if best.entry.planned_only else ""
@@ -410,6 +300,6 @@ def _of_similar_size(query: Query, entry: Entry, hardware: str, catalog: Catalog
     size = size_of(entry)
     if size is None or query.mode == "pretrain":
         return []
-    similar = _candidates(replace(query, model=f"{size / 1e9:.2g}b"), hardware, catalog)
+    similar = candidates(replace(query, model=f"{size / 1e9:.2g}b"), hardware, catalog)
     closest = sorted(similar, key=lambda each: each.order)
     return [each.entry.name for each in closest if each.entry.starts and is_language_model(each.entry)][:2]

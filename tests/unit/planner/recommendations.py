@@ -4,7 +4,8 @@ from functools import cache
 
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.planner.recommend import Query, Recommendation, recommend
+from megatron_operator.planner.candidates import Query
+from megatron_operator.planner.recommend import Recommendation, recommend
 
 PLATFORM = PlatformConfig.model_validate(
     {"accelerators": {"h100-sxm": {}, "a100-80": {}}, "image": "trainer"}

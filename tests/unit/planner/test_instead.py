@@ -3,8 +3,9 @@
 import pytest
 from megatron_operator import catalog
 from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.planner.candidates import Query
 from megatron_operator.planner.instead import names_one_model, what_fits
-from megatron_operator.planner.recommend import Query, recommend
+from megatron_operator.planner.recommend import recommend
 
 LIBRARY = catalog.load()
 

@@ -10,8 +10,9 @@ from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.cli.starter import Request, starter
 from megatron_operator.planner import PlannedRun, admit
+from megatron_operator.planner.candidates import Query
 from megatron_operator.planner.notes import beyond_memory
-from megatron_operator.planner.recommend import Query, Recommendation, recommend
+from megatron_operator.planner.recommend import Recommendation, recommend
 
 LIBRARY = catalog.load()
 RECIPE, COUNT = "mistral-small-24b", 8

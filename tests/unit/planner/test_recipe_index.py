@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
-from megatron_operator.planner.recommend import Query, recommend
+from megatron_operator.planner.candidates import Query
+from megatron_operator.planner.recommend import recommend
 
 from tests.unit.planner.recommendations import LIBRARY, PLATFORM, choices
 

@@ -123,7 +123,7 @@ def make(run: BridgeRun) -> Any:
     """
     if isinstance(folder := run.overrides.get(MODEL_FOLDER), str):
         _answer_from(Path(folder))
-    if run.function.startswith(("flux_", "wan_")):
+    if diffusion.trains(run.function):
         diffusion.install(PLATFORM)
     # Its function trains the text's part alone.
     whole = minimax_m3.whole() if run.overrides.get(IMAGE_TEXT) else contextlib.nullcontext()

@@ -27,6 +27,11 @@ def install(platform: str) -> None:
         diffusion_layers.install()
 
 
+def trains(function: str) -> bool:
+    """Whether a recipe function trains one of these models."""
+    return function.startswith(("flux_", "wan_"))
+
+
 def is_diffusion(config: Any) -> bool:
     """Whether a run trains a diffusion model."""
     return hasattr(config.dataset, "latents_shape") or hasattr(config.dataset, "packing_buffer_size")

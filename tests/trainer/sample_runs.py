@@ -1,0 +1,61 @@
+"""Runs on samples that have images or sound beside text: their recipes and data volumes."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from testkit.fine_tuned import Case
+from testkit.weights.warm import WarmConverter
+
+SAMPLES, ITERATIONS, SAVED_EVERY = 24, 4, 2
+type Volumes = Callable[[str], Path]
+
+
+def recipe(case: Case, media: str, length: int, iterations: int, **data: Any) -> dict[str, Any]:
+    """The specification of a run of sequences of `length` tokens; `media`: the folder of its tar files."""
+    return {
+        "recipe": case.recipe,
+        "accelerator": {"type": "cpu", "count": 2},
+        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
+        "data": {
+            **{"volume": {"claimName": "corpus"}, "sources": [{"path": f"/data/{media}/*.tar"}]},
+            **{"split": "75,25,0", "maxEpochs": 40},
+        }
+        | data,
+        "parallelism": case.parallelism,
+        "training": {
+            **{"seqLength": length, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
+            **{"lr": 0.01, "lrWarmupIters": 1, "lrDecayIters": 200, "evalInterval": 2, "evalIters": 1},
+        },
+        # Room for the checkpoints of the models of their full sizes, which the plan is made for.
+        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "100Ti"}},
+    }
+
+
+def name_of(case: Case) -> str:
+    """The recipe and its layout, as the name of a test."""
+    sizes = "-".join(f"{name[0]}{value}" for name, value in case.parallelism.items() if value is not False)
+    return f"{case.recipe}-{sizes}"
+
+
+def data_volumes(
+    make_folder: Callable[[str], Path],
+    converter: WarmConverter,
+    write_family: Callable[[str, Path], Any],
+    write_samples: Callable[[Path], None],
+) -> Volumes:
+    """Returns what makes a family's data volume: a model, the checkpoint imported from it, and samples."""
+
+    @functools.cache
+    def make(family: str) -> Path:
+        folder = make_folder("volume")
+        write_family(family, folder / "model")
+        write_samples(folder)
+        ended = converter.convert(
+            "import", "--from", folder / "model", "--to", folder / "weights", log=folder / "log"
+        )
+        assert ended.code == 0, ended.output
+        return folder
+
+    return make
