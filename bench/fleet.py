@@ -12,6 +12,7 @@ import logging
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from urllib3.exceptions import HTTPError
 from bench.fleet_operator import SHORTEST
 from bench.fleet_plan import MIXES, RunPlan, plan_runs
 from bench.fleet_pods import PodWatch
+from bench.fleet_queues import QUEUE, queues
 from bench.fleet_report import PAGE, Measured, page, table
 from bench.fleet_trainer import SAVE_STEPS, SHRINK_AFTER, Trainer
 from bench.fleet_world import FleetPods, Trace, World
@@ -55,7 +57,7 @@ GROW_AFTER: Final = 300.0
 """Seconds of `recovery.elastic.growAfter` on the fleet's clock."""
 NOTICED: Final = 40.0
 """Seconds from when Kubernetes finds a node lost to its repair, at least: the operator waits for 30."""
-GANGS: Final = ("coscheduling", "kubernetes")
+GANGS: Final = ("coscheduling", "kubernetes", "kueue")
 GANG_SECONDS: Final = 60
 """`gangScheduling.scheduleTimeoutSeconds`: on few cores the scheduler takes seconds for a gang of 64 pods."""
 ENDED: Final = ("Succeeded", "Failed")
@@ -92,8 +94,9 @@ class Options:
         return self.days * 24 * 60 / self.minutes
 
 
-def spec(plan: RunPlan, trainer: Trainer, factor: float) -> Object:
+def spec(plan: RunPlan, trainer: Trainer, options: Options) -> Object:
     """The recipe of a run."""
+    factor = options.factor
     body = recipe(plan.name)
     recovery: Object = {}
     if plan.least_nodes is not None:
@@ -108,20 +111,24 @@ def spec(plan: RunPlan, trainer: Trainer, factor: float) -> Object:
         "checkpoint": {"saveInterval": SAVE_STEPS, "keep": 2},
         "recovery": recovery,
     }
+    if options.gangs == "kueue":
+        body["spec"]["scheduling"] = {"queue": QUEUE}
     return body
 
 
 def platform(options: Options, scheduler: str) -> Object:
-    """One pod a node, and gangs of a scheduler with this name."""
+    """One pod a node, and gangs of a scheduler with this name; with Kueue it places pods without gangs."""
     profile = PLATFORM["accelerators"]["simulated"] | {"resources": {"cpu": "40", "memory": "64Gi"}}
     gangs: Object = {"scheduler": scheduler, "scheduleTimeoutSeconds": GANG_SECONDS}
     if options.gangs == "kubernetes":
         gangs = {"scheduler": "kubernetes"}
         profile |= {"podTemplate": {"schedulerName": scheduler}}
-    chosen: Object = {"badNodes": {"cordon": True}} if options.cordon else {}
+    chosen: Object = {} if options.gangs == "kueue" else {"gangScheduling": gangs}
+    if options.cordon:
+        chosen["badNodes"] = {"cordon": True}
     if options.priority:
         chosen["recoveryPriorityClassName"] = PRIORITY_CLASS["metadata"]["name"]
-    return PLATFORM | {"accelerators": {"simulated": profile}, "gangScheduling": gangs} | chosen
+    return PLATFORM | {"accelerators": {"simulated": profile}} | chosen
 
 
 @dataclass(slots=True)
@@ -144,7 +151,7 @@ class _Fleet:
             self.world.injecting = now - began < self.options.minutes * 60
             while arriving and arriving[0].arrives * 3600 / self.options.factor <= now - began:
                 plan = arriving.pop(0)
-                self.bench.api.create(spec(plan, self.world.add(plan), self.options.factor))
+                self.bench.api.create(spec(plan, self.world.add(plan), self.options))
             self.world.advance(now, now - last, watch.pods(), watch.released)
             last = now
             if now - looked >= LOOK:
@@ -177,7 +184,11 @@ def measure(options: Options, folder: Path) -> Measured:
     """Start everything, play the fleet, and return what was found."""
     plans = plan_runs(options.runs, options.nodes, options.days, options.seed)
     with control_plane(options.nodes, folder) as bench, contextlib.ExitStack() as stack:
-        gangs = {"coscheduling": bench.cluster.gang_scheduling, "kubernetes": bench.cluster.kubernetes_gangs}
+        gangs: dict[str, Callable[[], contextlib.AbstractContextManager[str]]] = {
+            "coscheduling": bench.cluster.gang_scheduling,
+            "kubernetes": bench.cluster.kubernetes_gangs,
+            "kueue": lambda: queues(bench, options.nodes),
+        }
         scheduler = stack.enter_context(gangs[options.gangs]())
         if options.priority:
             bench.api.create(PRIORITY_CLASS)
@@ -255,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, help="minutes after which it ends; default twice --minutes and 5"
     )
-    parser.add_argument("--gangs", choices=GANGS, default="coscheduling", help="what schedules pods together")
+    parser.add_argument("--gangs", choices=GANGS, default="coscheduling", help="what keeps runs together")
     parser.add_argument("--cordon", action="store_true", help="cordon nodes whose device fails")
     parser.add_argument(
         "--priority", action="store_true", help="a PriorityClass for pods of runs that recover"

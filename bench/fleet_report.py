@@ -9,8 +9,8 @@ from statistics import mean, median
 from typing import Any, Final
 
 from megatron_operator.api.times import seconds
-from megatron_operator.cli.run_ledger import run_account
 from megatron_operator.lifecycle.ledger_weeks import TICKS
+from megatron_operator.lifecycle.run_account import run_account
 from megatron_operator.lifecycle.time_ledger import CATEGORIES
 
 from bench.fleet_trainer import FleetTime, Trainer, fleet_time

@@ -1,8 +1,9 @@
 """What a fleet costs the operator: `python -m bench.scale --recipes 1000 --nodes 2000`.
 
 Starts a control plane for each system: the training-operator alone with bare PyTorchJobs, a bare kopf
-operator (`bench.scale_bare`), this operator. API server, scheduler, load and operators share the
-machine's cores. Requests are counted by the API server's audit log, processor time and memory from /proc.
+operator (`bench.scale_bare`), a plain client (`bench.scale_client`), this operator. API server, scheduler,
+load and operators share the machine's cores. Requests are counted by the API server's audit log, processor
+time and memory from /proc.
 `--write` puts the table into docs/scale.md.
 """
 
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.scale_cluster import control_plane
-from bench.scale_measure import bare_kopf, restart_alone, this_operator, training_operator_alone
+from bench.scale_measure import bare_kopf, plain_client, restart_alone, this_operator, training_operator_alone
 from bench.scale_report import PAGE, Found, Scale, page, section, table
 
-SYSTEMS: Final = ("training-operator", "kopf", "operator")
+SYSTEMS: Final = ("training-operator", "kopf", "client", "operator")
 RESTART: Final = "restart"
 """This operator's restart alone, which more runs can be measured with."""
 
@@ -30,6 +31,8 @@ def measure(scale: Scale, systems: list[str], seconds: float, folder: Path) -> F
                 found.training_operator = training_operator_alone(bench, scale.recipes)
             elif system == "kopf":
                 found.kopf = bare_kopf(bench, scale.recipes)
+            elif system == "client":
+                found.client = plain_client(bench, scale.recipes)
             elif system == RESTART:
                 found.restart = restart_alone(bench, scale.recipes)
             else:

@@ -12,16 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from localcluster.hostcontrollers import free_port
-from megatron_operator import catalog
-from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.controller.progress_poller import RUNS_PER_SECOND
-from megatron_operator.lifecycle.desired import Config, desired_state, planning_input
-from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 from bench.operator_metrics import RECONCILES, scrape, total
 from bench.scale_cluster import (
     NAMESPACE,
-    PLATFORM,
     TRAINING_OPERATOR,
     Bench,
     Request,
@@ -30,6 +25,7 @@ from bench.scale_cluster import (
     volume,
     wait_for,
 )
+from bench.scale_manifests import job_manifest, start_manifests
 from bench.scale_processes import FakePods, Load, cores, until_quiet, usage
 from testkit.api_server import Object
 from testkit.fake_trainers import terminate_container
@@ -117,16 +113,6 @@ class Measured:
     takeover: Takeover
 
 
-def job_manifest() -> Object:
-    """The PyTorchJob that this operator makes of a recipe of the bench, without metadata."""
-    config = Config(PlatformConfig.model_validate(PLATFORM), catalog.load())
-    body = recipe("any")
-    body["metadata"] |= {"uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
-    status = StatusBuilder.of(body, time.time())
-    job = desired_state(planning_input(status), config).manifests.job
-    return {key: job[key] for key in ("apiVersion", "kind", "spec")}
-
-
 def training_operator_alone(bench: Bench, recipes: int) -> Started:
     """Pods of bare PyTorchJobs: seconds until both pods of each exist."""
     manifest = job_manifest()
@@ -151,12 +137,23 @@ def _metadata(number: int) -> Object:
 
 def bare_kopf(bench: Bench, recipes: int) -> Started:
     """Jobs of the bare kopf operator."""
+    return _started_by("bench.scale_bare", job_manifest(), bench, recipes)
+
+
+def plain_client(bench: Bench, recipes: int) -> Started:
+    """Jobs of a client that writes what this operator writes, and does nothing else."""
+    bench.create_all(volume(f"run-{n}") for n in range(recipes))
+    return _started_by("bench.scale_client", start_manifests(), bench, recipes)
+
+
+def _started_by(module: str, manifests: Object | list[Object], bench: Bench, recipes: int) -> Started:
+    """Jobs of a module that is given these manifests in a file."""
     bench.install()
-    manifest = bench.folder / "job.json"
-    manifest.write_text(json.dumps(job_manifest()))
-    with (bench.folder / "bare.log").open("wb") as log:
+    file = bench.folder / f"{module}.json"
+    file.write_text(json.dumps(manifests))
+    with (bench.folder / f"{module}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bench.scale_bare", manifest],
+            [sys.executable, "-m", module, file],
             env=os.environ | {"KUBECONFIG": str(bench.kubeconfig)},
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -32,6 +32,7 @@ class Found:
 
     training_operator: Started | None = None
     kopf: Started | None = None
+    client: Started | None = None
     operator: Measured | None = None
     restart: Restart | None = None
     """Measured alone."""
@@ -46,17 +47,22 @@ def table(scale: Scale, found: Found) -> list[str]:
         rows.append(
             _row("training-operator alone: CPU of the API server, and of all, until then", _load(each))
         )
-    if found.kopf is not None:
-        each = found.kopf
-        rows.append(_row("bare kopf operator: recipe to job, p50 / p99 / last", _latencies(each)))
-        rows.append(_row("bare kopf operator: CPU until then", f"{each.cpu:.1f} s"))
-        rows.append(_row("bare kopf operator: CPU of the API server, and of all, until then", _load(each)))
-        rows.append(_row("bare kopf operator: requests per recipe", _requests(each.requests, scale.recipes)))
+    clients = {"bare kopf operator": found.kopf, "plain client, this operator's writes": found.client}
+    for name, client in clients.items():
+        if client is not None:
+            rows += [_row(f"{name}: {what}", value) for what, value in _client(scale, client)]
     if found.operator is not None:
         rows += [_row(*row) for row in _operator(scale, found.operator)]
     if found.restart is not None:
         rows.append(_row("restart, runs stand still", _restarted(found.restart)))
     return rows
+
+
+def _client(scale: Scale, found: Started) -> Iterator[tuple[str, str]]:
+    yield "recipe to job, p50 / p99 / last", _latencies(found)
+    yield "CPU until then", f"{found.cpu:.1f} s"
+    yield "CPU of the API server, and of all, until then", _load(found)
+    yield "requests per recipe", _requests(found.requests, scale.recipes)
 
 
 def _operator(scale: Scale, found: Measured) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Final
 
 from megatron_contract.progress import ProgressReport, ReportedStraggler
 from megatron_operator.controller import metrics
+from megatron_operator.controller.deleted_run_metrics import DELETED_RUNS
 from megatron_operator.controller.run_metrics import RUNS
 from megatron_trainer.telemetry.server import collect_metrics
 from prometheus_client.metrics import MetricWrapperBase
@@ -48,7 +49,7 @@ def operator_rows() -> Iterator[str]:
         if isinstance(metric, MetricWrapperBase):
             suffix = "_total" if metric._type == "counter" else ""
             yield _row(metric._name + suffix, metric._type, list(metric._labelnames), metric._documentation)
-    for family in RUNS.describe():
+    for family in (*RUNS.describe(), *DELETED_RUNS.describe()):
         yield _row(family.name, family.type, list(family._labelnames), family.documentation)
 
 

@@ -201,10 +201,7 @@ class RunsWithPodPerJob:
     def test_a_pod_that_fails_is_counted_once_whenever_the_operator_is_killed(
         self, runs: PodPerJobWorld
     ) -> None:
-        """Its Job may have replaced it meanwhile, and then keeps it.
-
-        The cause is lost with an operator that has just deleted the pod.
-        """
+        """Its Job may have replaced it meanwhile, and then keeps it."""
         runs.apply("run")
         before = runs.train("run", 60, checkpoint=50)
         with killed_after_every_write(runs):
@@ -222,7 +219,8 @@ class RunsWithPodPerJob:
         assert state.uid_of("master-0") == before.uid_of("master-0")
         runs.report("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
         counted = {"recovery": {"restarts": 1}, "progress": {"iteration": 51}}
-        runs.wait_for("run", phase="Training", status=counted)
+        recovery = runs.wait_for("run", phase="Training", status=counted).recovery
+        assert recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
 
     def test_an_elastic_run_is_re_created_on_fewer_nodes(
         self, runs: PodPerJobWorld, pool: Callable[[int], Pool]

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from testkit.api_server import Api, Object
+from testkit.kueue_objects import API_VERSION, GPU, cluster_queue, cluster_wide, is_active, local_queue
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
 from tests.control_plane.world import World
@@ -44,7 +45,7 @@ class Priorities:
 
     def create(self, level: str, value: int) -> str:
         """Create the class of a level. Returns its name."""
-        kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
+        kind = {"apiVersion": API_VERSION, "kind": "WorkloadPriorityClass"}
         self.api.create(kind | {"metadata": {"name": self.name(level)}, "value": value})
         self._made.append(self.name(level))
         return self.name(level)
@@ -83,51 +84,18 @@ class Queues:
         """
         flavor: Object = {"nodeLabels": node_labels} if node_labels else {}
         if levels:
-            self._create("Topology", {"levels": [{"nodeLabel": each} for each in levels]})
+            nodes = {"levels": [{"nodeLabel": each} for each in levels]}
+            self._create(cluster_wide("Topology", self.namespace, nodes))
             flavor = {"nodeLabels": {}, "topologyName": self.namespace} | flavor
-        self._create("ResourceFlavor", flavor)
-        quotas = [
-            {"name": "nvidia.com/gpu", "nominalQuota": str(pods * POD_GPUS)},
-            {"name": "cpu", "nominalQuota": "1000"},
-            {"name": "memory", "nominalQuota": "8Ti"},
-        ]
-        self._create(
-            "ClusterQueue",
-            {
-                "namespaceSelector": {},
-                "preemption": {"withinClusterQueue": "LowerPriority"},
-                "resourceGroups": [
-                    {
-                        "coveredResources": [each["name"] for each in quotas],
-                        "flavors": [{"name": self.namespace, "resources": quotas}],
-                    }
-                ],
-            },
-        )
-        self.api.create(
-            {
-                "apiVersion": "kueue.x-k8s.io/v1beta2",
-                "kind": "LocalQueue",
-                "metadata": {"name": QUEUE, "namespace": self.namespace},
-                "spec": {"clusterQueue": self.namespace},
-            }
-        )
-        wait_until("the queue to be active", self._active)
+        self._create(cluster_wide("ResourceFlavor", self.namespace, flavor))
+        quotas = {GPU: str(pods * POD_GPUS), "cpu": "1000", "memory": "8Ti"}
+        self._create(cluster_queue(self.namespace, quotas))
+        self.api.create(local_queue(QUEUE, self.namespace, self.namespace))
+        wait_until("the queue to be active", lambda: is_active(self.api, QUEUE, self.namespace))
 
-    def _create(self, kind: str, spec: Object) -> None:
-        self.api.create(
-            {
-                "apiVersion": "kueue.x-k8s.io/v1beta2",
-                "kind": kind,
-                "metadata": {"name": self.namespace},
-                "spec": spec,
-            }
-        )
-        self._made.append((kind, self.namespace))
-
-    def _active(self) -> bool:
-        status = self.api.get("LocalQueue", self.namespace, QUEUE).get("status") or {}
-        return ("Active", "True") in {(c["type"], c["status"]) for c in status.get("conditions") or []}
+    def _create(self, body: Object) -> None:
+        self.api.create(body)
+        self._made.append((body["kind"], body["metadata"]["name"]))
 
     def workload(self, state: RunState) -> Object:
         """The Workload of the run's job. Raises AssertionError where there is none."""

@@ -46,6 +46,19 @@ def begin(world: World, on: Pool, **recovery: object) -> RunState:
     return world.train("run", 60, checkpoint=50)
 
 
+def moved(world: World, before: RunState, bad: str) -> RunState:
+    """The state once the worker runs elsewhere than on `bad`; in a job that was created again if need be.
+
+    In such a job the pods may have changed places.
+    """
+
+    def elsewhere(state: RunState) -> bool:
+        settled = world.backend.changes_templates or state.job_uid != before.job_uid
+        return settled and state.pods["worker-0"]["spec"].get("nodeName") not in (None, bad)
+
+    return world.wait_for("run", pods=2, where=elsewhere)
+
+
 def test_a_node_is_avoided_at_its_first_hardware_failure_and_never_for_an_application_error(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
@@ -61,7 +74,7 @@ def test_a_node_is_avoided_at_its_first_hardware_failure_and_never_for_an_applic
     nodes.uncordon(spare)
     before = state.job["metadata"]
     fail_worker(world, state.uid_of("worker-0"), 2)
-    world.wait_for("run", pods=2, where=lambda state: state.pods["worker-0"]["spec"].get("nodeName") == spare)
+    moved(world, state, bad)
     state = world.train(
         "run", 53, checkpoint=50, generation=3, resumedFrom=50, recovery={"nodesAvoided": [bad]}
     )
@@ -93,10 +106,7 @@ def test_the_next_operator_completes_the_avoidance(world: World, pool: Callable[
     assert kills[0] >= 2
     recovery = world.wait_for("run", status={"recovery": {"nodesAvoided": [bad]}}).recovery
     assert recovery["restarts"] == 1
-    known = recovery["lastCause"].endswith("(exit code 138)")  # seen in the pod, or from Events only
-    # Where the operator deletes the failed pod itself, nothing has the cause after that.
-    lost = recovery["lastCause"] == "worker-0: pod was lost and replaced"
-    assert known or (lost and not world.backend.manifests.REPLACES_PODS)
+    assert recovery["lastCause"].endswith("(exit code 138)")  # seen in the pod, or from Events only
 
 
 def test_a_bad_node_is_used_again_when_there_is_no_other(world: World, pool: Callable[[int], Pool]) -> None:
@@ -104,14 +114,13 @@ def test_a_bad_node_is_used_again_when_there_is_no_other(world: World, pool: Cal
     state = begin(world, nodes)
     bad = state.node_of("worker-0")
     fail_worker(world, state.uid_of("worker-0"), 1)
-    [spare] = set(nodes.nodes) - {bad, state.node_of("master-0")}
-    world.wait_for("run", pods=2, where=lambda state: state.pods["worker-0"]["spec"].get("nodeName") == spare)
+    moved(world, state, bad)
     state = world.train("run", 52, checkpoint=50, generation=2, resumedFrom=50)
     assert state.recovery["nodesAvoided"] == [bad]
-    nodes.cordon(spare)
+    nodes.cordon(state.node_of("worker-0"))
     fail_worker(world, state.uid_of("worker-0"), 2, evidence=None)
     state = world.wait_for("run", pods=2, where=lambda state: not state.recovery.get("nodesAvoided"))
-    assert state.node_of("worker-0") == bad
+    assert bad in {state.node_of("master-0"), state.node_of("worker-0")}
     assert state.recovery.get("nodeFailures", {}) == {}
     world.wait_for_events("NodeReleased", contains="have room for 1 of 2 pods")
 

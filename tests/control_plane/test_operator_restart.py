@@ -1,9 +1,12 @@
 """The operator forgets nothing whenever it is killed, and never repeats a write."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
@@ -213,3 +216,43 @@ def test_a_restart_that_was_decided_is_carried_out_by_the_next_operator(world: W
         "run", 51, checkpoint=50, generation=2, resumedFrom=50, recovery={"lostIterations": 10}
     ).recovery
     assert recovery["restarts"] == 1
+
+
+def next_operator_counts(world: World, code: int, message: str = "") -> dict[str, Any]:
+    """What an operator records of a pod that ended, when the one that deleted it was killed right after."""
+    world.apply("run")
+    before = world.train("run", 60, checkpoint=50)
+
+    def kill_once_it_is_deleted() -> None:
+        # The pod, or the Job that it goes with.
+        if any(method == "DELETE" and "/run-worker-0" in path for method, path in world.gateway.writes):
+            world.operator.kill()
+
+    world.gateway.after_write = kill_once_it_is_deleted
+    world.terminate("run-worker-0", code, message)
+    wait_until("the operator to be killed after the deletion", lambda: not world.operator.running())
+    world.gateway.after_write = None
+    world.operator.start()
+    world.wait_for("run", pods=2, without=[before.uid_of("worker-0")])
+    recovery = world.train(
+        "run", 51, checkpoint=50, generation=2, resumedFrom=50, recovery={"restarts": 1}
+    ).recovery
+    assert "endedPods" not in recovery
+    incident: dict[str, Any] = recovery["lastIncident"]
+    assert incident["node"] == before.node_of("worker-0")
+    return incident
+
+
+@pytest.mark.job_backends("jobset", "trainjob", reason="the training-operator deletes failed pods itself")
+def test_the_end_of_a_failed_pod_that_was_deleted_is_known_to_the_next_operator(world: World) -> None:
+    words = {"reason": "WorkerDied", "message": "rank 3 was killed", "rank": 3}
+    incident = next_operator_counts(world, 138, json.dumps(words))
+    assert incident["cause"] == "worker-0: rank 3 was killed (exit code 138)"
+    assert (incident["rank"], incident["exitCode"]) == (3, 138)
+
+
+def test_the_early_exit_of_a_pod_that_was_deleted_is_known_to_the_next_operator(world: World) -> None:
+    """The operator itself deletes it, whatever the kind of job."""
+    incident = next_operator_counts(world, 0)
+    assert incident["cause"] == "worker-0: ended with exit code 0 before the last iteration"
+    assert incident["exitCode"] == 0

@@ -91,6 +91,11 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
 {{- if eq (dig "gangScheduling" "scheduler" "" .Values.platform) "kubernetes" }}true{{ end }}
 {{- end }}
 
+{{/* The ConfigMaps in which the operator records what runs have used. */}}
+{{- define "megatron-operator.ledgers" -}}
+[{{ range $at, $digit := splitList "" "0123456789abcdef" }}{{ if $at }}, {{ end }}megatron-ledger-{{ $digit }}{{ end }}]
+{{- end }}
+
 {{/* The operator's rights in a namespace with recipes. */}}
 {{- define "megatron-operator.rules" -}}
 - apiGroups: [megatron.training]

@@ -117,6 +117,22 @@ class NodeMaintenance(ApiModel):
     """Why the run stays on the node: a cap of the platform, or too few other nodes."""
 
 
+class EndedPod(ApiModel):
+    """How a pod ended that the operator deletes."""
+
+    cause: str
+    exit_code: int | None = None
+    checkpoint_iteration: int | None = None
+    """Newest checkpoint that the pod reported at its end."""
+    rank: int | None = None
+    """Global rank that failed."""
+    node: str | None = None
+    disruption: str | None = None
+    """Reason of the pod's condition DisruptionTarget, or `Deleted`; not set where it ended by itself."""
+    evidence: str | None = None
+    """That the hardware of its node failed, as in nodeEvidence."""
+
+
 class RecoveryStatus(ApiModel):
     """Interruptions of the run and what they cost."""
 
@@ -161,6 +177,8 @@ class RecoveryStatus(ApiModel):
     """Hash of all pods of the gang; detects a replacement created within the same second."""
     placement: str | None = None
     """Digests of the names of the gang's nodes, six digits for each pod; confirm what Events report."""
+    ended_pods: dict[str, EndedPod] = Field(default_factory=dict)
+    """How pods ended that the operator deletes, until they are replaced: by pod, as in history; at most 8."""
     restart_before: str | None = None
     """Pods of the gang created up to this time are to be deleted."""
     outgoing_job: str | None = None

@@ -1,38 +1,13 @@
 """The ledger of a run's time up to now, for people and programs."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from megatron_operator.api.conditions import Phase
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.ledger_weeks import TICKS
-from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, Account, account, by_category, until_of
+from megatron_operator.lifecycle.run_account import run_account
+from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, by_category
 
 _HOUR = 3600.0
-
-
-class RunAccount(NamedTuple):
-    """All time of a run from its creation."""
-
-    account: Account
-    until: float
-    """Seconds since the epoch."""
-    price: float | None
-    """Price of an accelerator and hour."""
-
-
-def run_account(recipe: dict[str, Any], now: float, price: float | None) -> RunAccount | None:
-    """The account of a recipe; None without a ledger. Arguments as of `run_ledger`."""
-    status, _ = read_status(recipe.get("status"))
-    ledger = status.ledger
-    if ledger is None:
-        return None
-    if price is None and status.plan is not None:
-        price = status.plan.price_per_gpu_hour
-    ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
-    incidents = [] if status.recovery is None else status.recovery.history
-    until = until_of(ledger, None if ended else now)
-    return RunAccount(account(ledger, incidents, until), until, price)
 
 
 def run_ledger(recipe: dict[str, Any], now: float, price: float | None) -> dict[str, Any] | None:

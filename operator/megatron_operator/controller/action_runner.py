@@ -36,9 +36,11 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
             case DeleteJob(job):
                 await api.delete(training_jobs(job), job)
             case DeletePods(pods, saves):
+                # Their Jobs first: one whose pod ended with exit code 0 is complete, and without the pod
+                # nothing shows that it must be replaced.
+                await _replace(api, pods)
                 for pod in pods:
                     await api.delete(PODS, pod, None if saves else GANG_GRACE)
-                await _replace(api, pods)
             case ReplacePods(pods):
                 await _replace(api, pods)
             case DeleteUnboundPods(pods):
@@ -46,8 +48,8 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
                     await api.delete(PODS, pod, same_version=True)
             case ForceDeletePods(pods):
                 for pod in pods:
-                    await api.delete(PODS, pod, 0)
                     await _replace(api, [pod])
+                    await api.delete(PODS, pod, 0)
 
 
 async def _replace(api: ApiClient, pods: Iterable[Object]) -> None:

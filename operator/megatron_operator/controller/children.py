@@ -24,7 +24,8 @@ from megatron_operator.controller.api_client import (
 )
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
-from megatron_operator.lifecycle.actions import LATER, Requeue
+from megatron_operator.controller.unreported_claims import UnreportedClaims
+from megatron_operator.lifecycle.actions import LATER, SOON, Requeue
 from megatron_operator.lifecycle.children import (
     MISSING_BEFORE_PODS,
     access_obstacle,
@@ -57,6 +58,7 @@ MISSING: Final = {
 }
 """Kind of training job -> reason while the cluster does not know it."""
 NOT_CREATED: Final = Requeue(LATER, "the job cannot be created")
+JOB_EXISTS: Final = Requeue(SOON, "a job of this name has appeared")
 TOKEN_BYTES: Final = 32
 """Random bytes of the token of a run."""
 
@@ -77,6 +79,10 @@ async def create(api: ApiClient, resource: Resource, body: Object) -> Object | N
         return None
 
 
+def _owner(status: StatusBuilder) -> Owner:
+    return Owner(status.key.name, status.key.namespace, status.uid)
+
+
 class Children:
     """Ensures the objects that a recipe owns.
 
@@ -86,6 +92,7 @@ class Children:
     def __init__(self, api: ApiClient, capacity: CapacityFinder) -> None:
         self._api = api
         self._capacity = capacity
+        self.unreported_claims = UnreportedClaims(api)
 
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool, trained: bool = False
@@ -161,7 +168,8 @@ class Children:
         metadata = claim["metadata"]
         existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
         if existing is None:
-            if await create(self._api, CLAIMS, claim) is not None:
+            if (created := await create(self._api, CLAIMS, claim)) is not None:
+                self.unreported_claims.created(_owner(status), created)
                 return None
             existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
             if existing is None:
@@ -191,15 +199,14 @@ class Children:
 
         Its name has the recipe's UID. The operator may not read Secrets, so it cannot check more.
         """
-        namespace, name = status.key
         token = secrets.token_hex(TOKEN_BYTES)
-        await create(self._api, SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
+        await create(self._api, SECRETS, gang_token.secret(_owner(status), token))
 
     async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | Requeue:
         """Create the training job; a Requeue when the API server rejects it, or something is in its way.
 
-        Also when a job of this name has just appeared; the next reconcile judges it. A job that exists is
-        never applied over, because a queue may have changed it.
+        JOB_EXISTS when a job of this name has appeared, or was not known; the next reconcile judges it. A job
+        that exists is never applied over, because a queue may have changed it.
 
         To be called once no pod of an earlier job is left: two gangs must not write one checkpoint.
         """
@@ -240,7 +247,8 @@ class Children:
             return job
         if recorded_kind(status) != backend_of(manifest).KIND:
             await self._report_taken(status, manifest)
-        return NOT_CREATED
+            return NOT_CREATED
+        return JOB_EXISTS
 
     async def _ensure_templates(self, status: StatusBuilder, manifest: Object) -> Obstacle | None:
         """Create what the job takes its pod templates from, where it does not have them itself."""

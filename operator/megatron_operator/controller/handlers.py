@@ -34,6 +34,7 @@ from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.controller.traces import TraceSender
+from megatron_operator.controller.usage_recorder import UsageRecorder
 from megatron_operator.controller.workqueue import COALESCE, NORMAL, URGENT, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of, backend_of_kind
@@ -72,6 +73,7 @@ class Operator:
         nodes = NodeReader(self.api, watch, allowed=settings.node_discovery)
         self.caches = Caches(settings.job_kinds)
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
+        self.usage = UsageRecorder(self.api, self.caches, settings)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches, watch)
         self._workers = PlanWorkers()
         self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0, URGENT))
@@ -103,6 +105,7 @@ class Operator:
             asyncio.create_task(policies.run(), name="network-policies"),
             *([] if watch is None else [asyncio.create_task(watch.run(), name="nodes")]),
             *([] if settings.watch_namespaces else [asyncio.create_task(checker.run(), name="node-checks")]),
+            asyncio.create_task(self.usage.run(), name="usage"),
             asyncio.create_task(measure_loop_lag(), name="loop-lag"),
         ]
         for task in self._tasks:
@@ -112,6 +115,7 @@ class Operator:
         """Start the workers once the caches are filled, and compare the caches with lists from then on."""
         await self._cache_check.first_lists()
         self.queue.start()
+        self.usage.caches_are_complete()
         await self._cache_check.run()
 
     def _missed(self, key: RecipeKey) -> None:
@@ -124,6 +128,7 @@ class Operator:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.queue.stop(LAST_RECONCILES)
+        await self.usage.stop()
         await self._workers.stop()
 
     async def send_last_traces(self) -> None:
@@ -140,6 +145,7 @@ class Operator:
         key = RecipeKey(body["metadata"]["namespace"], body["metadata"]["name"])
         _update(self.caches.recipes, body, gone=gone)
         if gone:
+            self.usage.deleted(body)
             self._seen.pop(key, None)
             self._starting.discard(key)
             self.queue.add(key)

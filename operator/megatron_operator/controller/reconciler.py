@@ -16,7 +16,7 @@ from megatron_operator.controller.api_client import (
     ApiError,
     training_jobs,
 )
-from megatron_operator.controller.children import Children
+from megatron_operator.controller.children import JOB_EXISTS, Children
 from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
@@ -63,7 +63,7 @@ from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.stages import has_trained
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.suspension import end_suspended_pods
-from megatron_operator.lifecycle.undisturbed import was_undisturbed
+from megatron_operator.lifecycle.undisturbed import is_new, was_undisturbed
 from megatron_operator.lifecycle.write_delay import may_rest_on_caches, only_figures_change, write_delay
 from megatron_operator.manifests.job_backend import JobPhase
 
@@ -90,6 +90,9 @@ class Reconciler:
     A run that is queued, starts or trains undisturbed is judged by the caches. If anything follows from
     them but progress, or how far the pods of a start are, the recipe and its run are read from the API
     server, and the cached ones have had no effect.
+
+    The first run of a name starts from the recipe that the watch delivered. Its job is owned by that recipe,
+    and the status is written only where it has not changed; otherwise it is read and reconciled again.
 
     Snapshot -> desired state -> decision -> status, written once -> actions -> Events. Three writes precede
     the status, so that a restarted operator repeats them: deleting the job of an earlier generation, changing
@@ -126,14 +129,17 @@ class Reconciler:
         unexpected error has been reported; the work queue retries.
         """
         cached = self._caches.recipes.get(*key)
-        if cached is not None and was_undisturbed(cached):
+        if cached is not None and (is_new(cached) or was_undisturbed(cached)):
             result = await self._reconcile_recipe(cached, cached=True)
-            if not result.discarded:
+            # A new recipe is reconciled again once it has its plan, or its name turns out to be taken.
+            if not result.discarded or (is_new(cached) and result.requeue is not None):
                 return result.delay
         recipe = await self._api.get(RECIPES, *key)
         if recipe is None or is_deleting(recipe):
+            await self._children.unreported_claims.discard(key)
             self._forget(key)
             return None
+        self._children.unreported_claims.keep(key)
         return (await self._reconcile_recipe(recipe, cached=False)).delay
 
     async def _reconcile_recipe(self, recipe: Object, *, cached: bool) -> Result:
@@ -153,7 +159,8 @@ class Reconciler:
         if status.internal_error is None:
             status.remove_conditions(Condition.INTERNAL_ERROR)
         set_readiness(status)
-        if cached and (result.actions or status.internal_error or not may_rest_on_caches(status)):
+        judged_by_caches = snapshot is not None and snapshot.cached
+        if judged_by_caches and (result.actions or status.internal_error or not may_rest_on_caches(status)):
             return DISCARDED
         reading = self._poller.reading(key)
         self._poller.rest(key, not result.actions and only_figures_change(status, reading))
@@ -327,7 +334,7 @@ class Reconciler:
         self._caches.first_runs.begin(status.key)
         job = await self._children.create_job(status, desired)
         if isinstance(job, Requeue):
-            return Result(requeue=job)
+            return Result(requeue=job, discarded=job is JOB_EXISTS)
         self._snapshots.job_created(status.key)
         return await self._supervisor.supervise(status, snapshot.with_job(job))
 
@@ -350,6 +357,7 @@ class Reconciler:
         """Write the status; False when the recipe no longer exists, or has changed since it was `cached`."""
         try:
             self._caches.recipes.refresh(await self._api.apply(RECIPES, status.patch(), "status"))
+            self._children.unreported_claims.keep(status.key)
         except ApiError as error:
             if error.not_found or (error.conflict and cached):
                 return False

@@ -17,6 +17,7 @@ from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
 from megatron_operator.controller.workload_reader import WorkloadReader
 from megatron_operator.lifecycle.children import recorded_kind
+from megatron_operator.lifecycle.ended_pods import recorded_ends
 from megatron_operator.lifecycle.node_health import suspects
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Ownership, ownership
@@ -24,7 +25,7 @@ from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
 from megatron_operator.lifecycle.snapshot import RunSnapshot, newest_by_place
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import recorded_early_exit, replacement_pods
-from megatron_operator.lifecycle.undisturbed import is_undisturbed
+from megatron_operator.lifecycle.undisturbed import is_new, is_undisturbed
 from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
@@ -60,7 +61,8 @@ class TemplatesMissingError(OperatorError):
 class SnapshotReader:
     """Reads snapshots. Termination messages are cached because they vanish with the pod.
 
-    The cache may be lost: then the cause of a restart is less precise, and nothing else changes.
+    The cache may be lost: then the cause of a restart is less precise, and nothing else changes. The ends of
+    pods that the operator itself deletes are in the status.
     """
 
     def __init__(
@@ -193,8 +195,13 @@ class SnapshotReader:
 
         None where its kind of job is not watched or its pods are too large to keep, and unless it trains,
         starts or waits in a queue undisturbed. Also where it is time to read why it is still queued.
+
+        A new recipe whose name had no run has neither job nor pods, whatever the watches have delivered. A
+        job of somebody else is found when it is created.
         """
         key = status.key
+        if is_new(status.body):
+            return self._snapshot(status, None, []) if self._caches.first_runs.is_first(key) else None
         jobs = self._caches.jobs.get(recorded_kind(status))
         if jobs is None:
             return None
@@ -223,7 +230,7 @@ class SnapshotReader:
             leftover_pods=tuple(pod for pod in trainers if pod not in own),
             reading=self._poller.reading(key),
             silence=self._poller.silence(key),
-            ends=dict(self._ends.get(key, {})),
+            ends=recorded_ends(status, job) | self._ends.get(key, {}),
             left_early=recorded_early_exit(status, job),
         )
         if job is None:

@@ -215,5 +215,10 @@ def _clear_job_fields(status: StatusBuilder) -> None:
     status.remove_conditions(Condition.EXPORTED)
     status.set(job=None, progress=status.progress.model_copy(update={"generation": None, "eta": None}))
     status.set_recovery(
-        pods_as_of=None, gang=None, restart_before=None, outgoing_job=None, waiting_since=None
+        pods_as_of=None,
+        gang=None,
+        ended_pods={},
+        restart_before=None,
+        outgoing_job=None,
+        waiting_since=None,
     )

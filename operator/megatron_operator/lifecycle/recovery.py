@@ -24,6 +24,7 @@ from megatron_operator.lifecycle.actions import (
     SetPriorityClass,
     wait,
 )
+from megatron_operator.lifecycle.ended_pods import record_ends
 from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.incident_history import added, unrecovered
 from megatron_operator.lifecycle.incidents import (
@@ -87,8 +88,10 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         return None
     if ended := snapshot.pods_to_replace:
         # A pod that ended early is taken for complete, and is never replaced.
+        status.set(recovery=record_ends(recovery, ended, snapshot.name))
         return wait(SOON, "pods that ended are being replaced", [DeletePods(ended)])
     if left := snapshot.stuck_pods:
+        status.set(recovery=record_ends(recovery, left, snapshot.name))
         return wait(SOON, "pods that ended and were not removed are deleted", [force_delete(status, left)])
     avoid = frozenset(recovery.nodes_avoided)
     if snapshot.has_templates and avoided(job) != avoid:

@@ -150,6 +150,7 @@ _REDUCTIONS: Final[tuple[tuple[str, Callable[[Status], Status]], ...]] = (
     ("recovery.nodeEvidence", _changed("recovery", "nodeEvidence", to=lambda _: None)),
     ("recovery.maintenance", _changed("recovery", "maintenance", to=lambda _: None)),
     ("recovery.nodeFailures", _changed("recovery", "nodeFailures", to=lambda _: None)),
+    ("recovery.endedPods", _changed("recovery", "endedPods", to=lambda _: None)),
     ("recovery.placement", _changed("recovery", "placement", to=lambda _: None)),
     ("plan.stageLayers", _changed("plan", "stageLayers", to=lambda layers: layers[:0])),
     ("everything", _everything_cut),

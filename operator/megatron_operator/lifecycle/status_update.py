@@ -8,6 +8,7 @@ from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.lifecycle.ended_pods import without_replaced
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.incidents import (
     PodReplacement,
@@ -72,6 +73,8 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         status.set(recovery=checkpoint_saved(status.recovery, status.checkpoint.iteration))
         _add_evidence(status, snapshot)
         _count_replacements(status, snapshot, reached)
+        if snapshot.gang_hash is not None:
+            status.set_recovery(ended_pods={})
         if snapshot.gang_hash is not None and (placement := placement_of(snapshot.active_pods)):
             status.set_recovery(placement=placement)
         _set_running(status, snapshot)
@@ -148,6 +151,7 @@ def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: i
         checkpoint=status.checkpoint.iteration,
         iteration=reached,
     )
+    counted = without_replaced(counted, new, snapshot.name)
     status.set(recovery=counted.model_copy(update={"pods_as_of": newest, "gang": gang}))
 
 

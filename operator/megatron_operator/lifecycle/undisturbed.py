@@ -17,6 +17,11 @@ from megatron_operator.manifests.job_backend import JobPhase
 _PHASES: Final = frozenset({Phase.PENDING, Phase.STARTING, Phase.TRAINING})
 
 
+def is_new(recipe: dict[str, Any]) -> bool:
+    """Whether its status has nothing yet but the default of the API server."""
+    return (recipe.get("status") or {}).keys() <= {"observedGeneration"} and not is_deleting(recipe)
+
+
 def was_undisturbed(recipe: dict[str, Any]) -> bool:
     """Whether a recipe's status reports a run of the newest spec that is queued, starts or trains."""
     status, metadata = recipe.get("status") or {}, recipe["metadata"]

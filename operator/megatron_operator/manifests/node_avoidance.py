@@ -3,13 +3,12 @@
 The job's hash does not include them: running pods stay, and new pods avoid the nodes.
 """
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
 from megatron_operator.manifests.affinity import HOSTNAME
 from megatron_operator.manifests.job_backends import backend_of
-from megatron_operator.manifests.metadata import Manifest
+from megatron_operator.manifests.metadata import Manifest, copied
 from megatron_operator.manifests.pytorchjob import template_patch
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -42,7 +41,7 @@ def avoided(job: dict[str, Any]) -> frozenset[str]:
 
 def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
     """A copy of the job whose templates avoid exactly these nodes."""
-    changed = copy.deepcopy(job)
+    changed = copied(job)
     names = sorted(set(nodes))
     for template in backend_of(changed).templates(changed):
         _set_avoided(template, HOSTNAME, names)
@@ -51,7 +50,7 @@ def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
 
 def avoiding_domains(job: Manifest, key: str, values: Iterable[str]) -> Manifest:
     """A copy of the job whose templates avoid exactly these domains: `values` of the label `key`."""
-    changed = copy.deepcopy(job)
+    changed = copied(job)
     for template in backend_of(changed).templates(changed):
         _set_avoided(template, key, sorted(values))
     return changed

@@ -20,6 +20,7 @@ from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.ui.access import Access
 from megatron_operator.ui.archive import Archive
+from megatron_operator.ui.deleted_use import DeletedUse
 from megatron_operator.ui.journal_pages import JournalPages
 from megatron_operator.ui.journals import Journals
 from megatron_operator.ui.pages import Pages
@@ -53,6 +54,8 @@ class Settings:
     published: PublishedRecipes
     archive: Archive | None = None
     """Where deleted runs are; None: they are not shown."""
+    deleted_use: DeletedUse | None = None
+    """What deleted runs have used; None: it is not known."""
     journals: Journals | None = None
     """Journals in checkpoint directories. Every viewer sees them all."""
     key_in_url: bool = False
@@ -72,7 +75,9 @@ def application(settings: Settings, background: Lifespan | None = None) -> Starl
         journals=settings.journals is not None,
     )
     sign_in = SignIn(settings.access, templates, settings.cookie, settings.key_in_url, settings.secure_cookie)
-    shown = ShownRuns(settings.runs or NoRuns(), settings.access, settings.archive, settings.journals)
+    shown = ShownRuns(
+        settings.runs or NoRuns(), settings.access, settings.archive, settings.journals, settings.deleted_use
+    )
     pages = Pages(shown, settings.published, templates, sign_in, settings.now)
 
     first, journal_routes = pages.runs, []

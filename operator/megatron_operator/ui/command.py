@@ -15,6 +15,7 @@ from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.inputs import CATALOG_DIRECTORY, single_option
 from megatron_operator.cli.kubectl import Kubectl, kubectl_options
 from megatron_operator.cli.printing import exit_with_errors
+from megatron_operator.cli.support_bundle import OPERATOR_NAMESPACE
 
 if TYPE_CHECKING:
     from megatron_operator.sdk.connection import AsyncConnection
@@ -53,6 +54,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 )
 @single_option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
 @single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
+@click.option(
+    "--operator-namespace", default=OPERATOR_NAMESPACE, show_default=True, help="Namespace of the operator."
+)
 @kubectl_options
 def command(
     all_namespaces: bool,
@@ -67,6 +71,7 @@ def command(
     journals: tuple[Path, ...],
     platform: Path | None,
     catalog: Path | None,
+    operator_namespace: str,
     kubectl: Kubectl,
 ) -> None:
     """Serve a read-only web page of runs: progress, charts, incidents, layout, comparison.
@@ -118,6 +123,7 @@ def command(
                     token_review,
                     (platform, catalog),
                     None if archive is None else (archive, size),
+                    operator_namespace,
                 )
             )
     except CommandError as error:
@@ -148,6 +154,7 @@ async def _serve(
     token_review: bool,
     planning: tuple[Path | None, Path | None],
     archived: tuple[Path, int] | None,
+    operator_namespace: str,
 ) -> None:
     """Serve until the process is ended. Without namespaces, that of the context; without kubectl, no cluster.
 
@@ -155,6 +162,7 @@ async def _serve(
     """
     from megatron_operator.ui.access import Access, ClusterAccess, KeyAccess
     from megatron_operator.ui.app import Settings, application
+    from megatron_operator.ui.deleted_use import DeletedUse
     from megatron_operator.ui.published import PublishedRecipes
     from megatron_operator.ui.runs import WatchedRuns
     from megatron_operator.ui.server import listen, server
@@ -162,12 +170,13 @@ async def _serve(
     found = await _open_journals(journals)
     async with _connected(kubectl) as (connection, own):
         listening = listen(*where)
-        archive = runs = None
+        archive = runs = deleted_use = None
         key = secrets.token_urlsafe(32)
         access: Access = KeyAccess(key, "the user of this shell")
         if connection is not None:
             archive = await _open_archive(connection, archived)
             runs = WatchedRuns(connection, namespaces or [own], archive)
+            deleted_use = DeletedUse(connection, operator_namespace, namespaces or [own])
             access = ClusterAccess(connection) if token_review else KeyAccess(key)
         port = listening.getsockname()[1]
         settings = Settings(
@@ -178,6 +187,7 @@ async def _serve(
             secure_cookie=token_review or tls is not None,
             cookie=f"megatron-ui-{port}",
             archive=archive,
+            deleted_use=deleted_use,
             journals=found,
         )
 

@@ -7,11 +7,13 @@ from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 
+from megatron_operator.cli.deleted_runs import UNKNOWN, DeletedRuns, deleted_runs
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.ui.access import Access, Right, Viewer, see_logs, see_pods, see_run, see_runs
 from megatron_operator.ui.archive import Archive
 from megatron_operator.ui.archive_reads import ArchivedRun, ArchivePage
+from megatron_operator.ui.deleted_use import DeletedUse
 from megatron_operator.ui.history import RunHistory
 from megatron_operator.ui.journals import UID_PREFIX, JournalRun, Journals
 from megatron_operator.ui.runs import RunLogs, Runs
@@ -55,9 +57,15 @@ class ShownRuns:
     """Looks runs up for viewers. All methods raise ApiError and ClusterUnreachableError of reviews."""
 
     def __init__(
-        self, runs: Runs, access: Access, archive: Archive | None, journals: Journals | None = None
+        self,
+        runs: Runs,
+        access: Access,
+        archive: Archive | None,
+        journals: Journals | None = None,
+        deleted_use: DeletedUse | None = None,
     ) -> None:
         self._runs = runs
+        self._deleted_use = deleted_use
         self._access = access
         self._archive = archive
         self._journals = journals
@@ -83,6 +91,23 @@ class ShownRuns:
             return [each for each in recipes if each["metadata"]["namespace"] == namespace]
         readable = await self._readable(viewer, {str(each["metadata"]["namespace"]) for each in recipes})
         return [each for each in recipes if each["metadata"]["namespace"] in readable]
+
+    async def used_by_deleted(self, viewer: Viewer, namespace: str) -> DeletedRuns:
+        """What deleted runs of a namespace have used, else those of all in which the viewer may list runs.
+
+        Raises HTTPException 403.
+        """
+        if namespace:
+            await self._require(viewer, see_runs(namespace))
+        source = self._deleted_use
+        if source is None:
+            return UNKNOWN
+        # Before the recipes: a record of a run that is not among them is that of a deleted one.
+        records = await source.records()
+        found = deleted_runs(records, self._runs.all(), namespace or None)
+        readable = await self._readable(viewer, set(filter(source.shows, found.by_namespace)))
+        kept = {name: use for name, use in found.by_namespace.items() if name in readable}
+        return DeletedRuns(kept, found.not_counted)
 
     async def deleted(
         self, viewer: Viewer, namespace: str, text: str, first: int, count: int

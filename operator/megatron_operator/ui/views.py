@@ -9,6 +9,7 @@ from markupsafe import Markup
 from megatron_operator.api.recovery_status import Incident, LostSeconds
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.times import seconds
+from megatron_operator.cli.deleted_runs import DeletedRuns
 from megatron_operator.cli.fleet_ledger import fleet_ledger, left_out
 from megatron_operator.cli.run_ledger import run_ledger
 from megatron_operator.cli.run_status import is_outdated
@@ -237,20 +238,23 @@ def ledger(recipe: Object, now: float) -> Object | None:
     return {"bar": picture, "rows": rows, "losses": losses, "priced": found["price"] is not None}
 
 
-def fleet(recipes: Sequence[Object], now: float) -> Object:
+def fleet(recipes: Sequence[Object], now: float, deleted: DeletedRuns) -> Object:
     """GPU hours and cost of all these runs, by namespace, week and category, and what is left out."""
-    found = fleet_ledger(recipes, now, None)
-    total = found["total"]
+    found = fleet_ledger(recipes, now, None, deleted)
+    total, some_deleted = found["total"], found["total"]["deletedRuns"] > 0
     of_all = [total | {"namespace": "total"}] if total["runs"] else []
     priced = total["cost"] is not None
-    rows = [(each["namespace"], _amounts(each, priced=priced)) for each in [*found["namespaces"], *of_all]]
+    rows = [
+        (each["namespace"], _amounts(each, priced=priced, deleted=some_deleted))
+        for each in [*found["namespaces"], *of_all]
+    ]
     weeks = [
         (
             "Earlier" if each["week"] == EARLIER else f"Week of {each['week']}",
             each["namespace"],
-            _amounts(each, priced=priced),
+            _amounts(each, priced=priced, deleted=some_deleted),
         )
-        for each in weekly_ledger(recipes, now, None)["weeks"]
+        for each in weekly_ledger(recipes, now, None, deleted)["weeks"]
     ]
     categories = [
         (each["category"], f"{each['gpuHours']:,.1f}") for each in total["categories"] if each["gpuHours"]
@@ -260,12 +264,16 @@ def fleet(recipes: Sequence[Object], now: float) -> Object:
         "weeks": weeks,
         "categories": categories,
         "priced": priced,
+        "deleted": some_deleted,
         "notes": left_out(found),
     }
 
 
-def _amounts(entry: Object, *, priced: bool) -> list[str]:
-    """Runs, GPU hours, lost ones, their share, and the cost where one is known of any row."""
+def _amounts(entry: Object, *, priced: bool, deleted: bool) -> list[str]:
+    """Runs, GPU hours, lost ones, their share, the cost and the GPU hours of deleted runs.
+
+    The last two where any row has them.
+    """
     cost = "–" if entry["cost"] is None else f"{entry['cost']:,.2f}"
     return [
         f"{entry['runs']:,}",
@@ -273,6 +281,7 @@ def _amounts(entry: Object, *, priced: bool) -> list[str]:
         f"{entry['lostGpuHours']:,.1f}",
         f"{entry['lostShare']:.1%}",
         *([cost] if priced else []),
+        *([f"{entry['deletedGpuHours']:,.1f}"] if deleted else []),
     ]
 
 

@@ -1,19 +1,27 @@
 """The figures of `make bench-scale`: what is counted, and the table."""
 
+import asyncio
 import json
 import os
+import re
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from localcluster.controlplane import STANDARD_HEARTBEATS
+from megatron_operator.api.platform import PlatformConfig
 
 from bench import scale
-from bench.scale_cluster import OPERATOR, RENEWALS, AuditLog, counts, heartbeats
-from bench.scale_measure import Measured, Restart, Started, Steady, Takeover, job_manifest
+from bench.scale_client import Client
+from bench.scale_cluster import OPERATOR, PLATFORM, RENEWALS, AuditLog, counts, heartbeats, recipe
+from bench.scale_manifests import NAME, UID, job_manifest, start_manifests
+from bench.scale_measure import Measured, Restart, Started, Steady, Takeover
 from bench.scale_processes import FakePods, Load, usage
 from bench.scale_report import BEGIN, END, PAGE, Found, Scale, page, section, table
+from tests.unit.controller.simulated_run import run_on
 
 LATENCIES = [float(n) for n in range(1, 101)]
 
@@ -83,6 +91,77 @@ def test_the_bare_job_is_the_one_that_the_operator_makes() -> None:
     assert "metadata" not in job
 
 
+def operators_writes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the operator itself writes for a recipe of the bench until its job is reported."""
+    written: list[Any] = []
+    with run_on(PlatformConfig.model_validate(PLATFORM), monkeypatch) as run:
+        run.api.recipe = run.api.recipe | {"spec": recipe(NAME)["spec"]}
+        for name in ("create", "apply"):
+            method = getattr(run.api, name)
+
+            def write(resource: Any, body: Any, *rest: Any, _method: Any = method) -> Any:
+                written.append(body)
+                return _method(resource, body, *rest)
+
+            monkeypatch.setattr(run.api, name, write)
+        run.operator.reconcile()
+    return written
+
+
+def comparable(manifest: Any) -> Any:
+    """A manifest without what differs between two recipes of the same spec, or is random."""
+    values = {"name", "namespace", "uid", "resourceVersion", "gang-token"}
+    if isinstance(manifest, dict):
+        return {key: comparable(value) for key, value in manifest.items() if key not in values}
+    if isinstance(manifest, list):
+        return [comparable(each) for each in manifest]
+    if isinstance(manifest, str):
+        named = re.sub(rf"{NAME}|\brun\b", "NAME", manifest.replace("bench", "default"))
+        named = re.sub(rf"{UID}|recipe-uid", "VALUE", named)
+        return re.sub(r"\b[0-9a-f]{8,64}\b|[0-9-]{10}T[0-9:]{8}Z|[A-Za-z0-9+/]{43,}=*", "VALUE", named)
+    return manifest
+
+
+def test_the_plain_client_writes_what_the_operator_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = operators_writes(monkeypatch)
+    kinds = ["PersistentVolumeClaim", "Secret", "PyTorchJob", "MegatronRecipe"]
+    assert [each["kind"] for each in expected[:4]] == kinds
+    assert comparable(start_manifests()) == comparable(expected[:4])
+
+
+def test_the_plain_client_starts_recipes_that_are_created_and_no_others() -> None:
+    writes: list[tuple[str, Any]] = []
+
+    class Server:
+        async def versioned_pages(self, *_: object) -> AsyncIterator[tuple[str, list[Any]]]:
+            yield "5", [made("old")]
+
+        async def watch(self, _resource: object, version: str, _seconds: int) -> AsyncIterator[Any]:
+            assert version == "5"
+            yield {"type": "ADDED", "object": made("new")}
+            yield {"type": "MODIFIED", "object": made("new")}
+
+        async def create(self, resource: Any, body: Any) -> Any:
+            writes.append((resource.plural, body))
+            return {"metadata": {"uid": f"uid-of-{resource.plural}"}}
+
+        async def apply(self, resource: Any, body: Any, subresource: str) -> None:
+            writes.append((f"{resource.plural}/{subresource}", body))
+
+    def made(name: str) -> Any:
+        return {"metadata": {"name": name, "uid": f"uid-of-{name}", "resourceVersion": "4"}}
+
+    api: Any = Server()
+    asyncio.run(Client(api, [json.dumps(each) for each in start_manifests()]).run())
+    resources = ["persistentvolumeclaims", "secrets", "pytorchjobs", "megatronrecipes/status"]
+    assert [resource for resource, _ in writes] == resources
+    assert NAME not in json.dumps(writes)
+    status = writes[-1][1]
+    identity = {"name": "new", "uid": "uid-of-new", "resourceVersion": "4", "namespace": "bench"}
+    assert status["metadata"] == identity
+    assert status["status"]["job"]["uid"] == "uid-of-pytorchjobs"
+
+
 def test_pods_make_an_iteration_a_second_until_they_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = [1000.0]
     monkeypatch.setattr("bench.scale_processes.time.time", lambda: moment[0])
@@ -118,13 +197,15 @@ def found() -> Found:
     steady = Steady(10.0, writes, 0, 330, 420, 0.125, 200 * 2**20, Load(6.0, 15.0))
     restart = Restart(None, 5, 0, 200 * 2**20)
     measured = Measured(started, 30.0, 70 * 2**20, steady, [1.0, 2.0, 9.0], restart, Takeover(11.5, 0))
-    return Found(started, started, measured)
+    return Found(started, started, started, measured)
 
 
 def test_the_table_has_percentiles_rates_and_requests_per_recipe() -> None:
     text = "\n".join(table(Scale(100, 200), found()))
     assert "51.0 / 100.0 / 120.0 s" in text
     assert "create pytorchjobs 1.00, get configmaps 0.01" in text
+    assert "bare kopf operator: CPU until then | 5.0 s |" in text
+    assert "plain client, this operator's writes: recipe to job, p50 / p99 / last | 51.0 / " in text
     assert "reads / writes a second | 0.0 / 33.0 |" in text
     assert "reconciles a second | 42.0 |" in text
     assert "CPU of the API server, and of all, until then | 70, 190 s |" in text

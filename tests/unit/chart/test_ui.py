@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from megatron_operator.lifecycle.usage_records import CONFIG_MAPS
 from megatron_operator.ui.command import command as page_command
 
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"
@@ -69,7 +70,10 @@ def test_a_namespaced_page_reads_recipes_and_pods_only_in_its_namespaces(render:
     [cluster_role] = of_page(objects, "ClusterRole")
     resources = {each for rule in cluster_role["rules"] for each in rule["resources"]}
     assert resources == {"tokenreviews", "subjectaccessreviews"}
-    assert {each["metadata"]["namespace"] for each in of_page(objects, "Role")} == {"research", "teaching"}
+    roles = {each["metadata"]["namespace"]: each for each in of_page(objects, "Role")}
+    assert set(roles) == {"research", "teaching", "megatron-system"}
+    [own] = roles["megatron-system"]["rules"]
+    assert own["resourceNames"] == list(CONFIG_MAPS)
     [deployment] = of_page(objects, "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     assert "--watch-namespaces=research,teaching" in container["args"]
@@ -137,6 +141,19 @@ def test_the_archive_is_off_by_default_and_on_the_default_storage_class_when_ena
         render({"ui": {"enabled": True, "archive": {"enabled": True}}}), "PersistentVolumeClaim"
     )
     assert "storageClassName" not in claim["spec"]
+
+
+@pytest.mark.parametrize("size", ["1Mi", "63Mi", "67M", "0Gi", "0.01Gi", "064Mi", "000Mi"])
+def test_an_archive_that_is_too_small_is_refused(size: str, render: Any) -> None:
+    with pytest.raises(ValueError, match=r"archive[./]size"):
+        render({"ui": {"enabled": True, "archive": {"enabled": True, "size": size}}})
+
+
+@pytest.mark.parametrize("size", ["64Mi", "68M", "128Mi", "0.5Gi", "2Gi", "1.5Ti"])
+def test_an_archive_of_at_least_64_mebibytes_is_accepted(size: str, render: Any) -> None:
+    values = {"ui": {"enabled": True, "archive": {"enabled": True, "size": size}}}
+    (claim,) = of_page(render(values), "PersistentVolumeClaim")
+    assert claim["spec"]["resources"]["requests"]["storage"] == size
 
 
 def test_the_network_policy_admits_the_port_that_the_page_listens_on(render: Any) -> None:

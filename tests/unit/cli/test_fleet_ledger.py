@@ -9,11 +9,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_operator.api.times import seconds, timestamp
-from megatron_operator.cli.fleet_ledger import DELETED, fleet_ledger, left_out
+from megatron_operator.cli.deleted_runs import NOT_COUNTED, UNKNOWN, deleted_runs
+from megatron_operator.cli.fleet_ledger import fleet_ledger, left_out
 from megatron_operator.cli.main import cli
 from megatron_operator.cli.run_ledger import run_ledger
 from megatron_operator.cli.weekly_ledger import EARLIER, weekly_ledger
 from megatron_operator.lifecycle.time_ledger import CATEGORIES
+from megatron_operator.lifecycle.usage_records import Records, RunUse, WeekUse
 
 from tests.unit.lifecycle.test_ledger_state import PLAN
 
@@ -67,7 +69,7 @@ def test_runs_add_up_by_namespace() -> None:
 def test_what_is_not_counted_is_named() -> None:
     found = fleet_ledger(RUNS, NOW, None)
     assert found["withoutLedger"] == ["nlp/waits"]
-    assert found["notCounted"] == DELETED
+    assert found["notCounted"] == UNKNOWN.not_counted
     assert fleet_ledger([], NOW, None)["total"]["gpuHours"] == 0
 
 
@@ -75,7 +77,7 @@ def test_of_many_runs_without_a_ledger_the_first_are_named() -> None:
     pending = [recipe("nlp", f"run-{number:02}", {"phase": "Pending"}) for number in range(23)]
     first, last = left_out(fleet_ledger(pending, NOW, None))
     assert first.endswith("nlp/run-19 and 3 more.")
-    assert last == DELETED
+    assert last == UNKNOWN.not_counted
 
 
 def test_a_given_price_is_that_of_every_run() -> None:
@@ -171,12 +173,77 @@ def test_the_sums_are_those_of_the_runs(fleet: list[Any], price: float | None) -
         assert part["gpuHours"] == pytest.approx(in_categories, rel=1e-3, abs=1e-3)
 
 
+def map_with(records: Records) -> dict[str, Any]:
+    """A ConfigMap with these records."""
+    return {"data": {key: text for key, text in Records().changes(records).items() if text}}
+
+
+def used(namespace: str, hours: float, price: float | None = None) -> RunUse:
+    """What a run has used that held 16 accelerators for so many hours, one of which it lost."""
+    held = {"train": 16 * 3600 * (hours - 1), "load": 16 * 3600.0}
+    weeks = {"2026-01-05": WeekUse(16 * 3600 * hours, 16 * 3600.0)}
+    return RunUse(
+        namespace=namespace, name="gone", price=price, seconds={}, accelerator_seconds=held, weeks=weeks
+    )
+
+
+CONFIG_MAPS = [
+    map_with(Records({"existing-uid": used("nlp", 50), "gone-uid": used("nlp", 10)})),
+    map_with(Records().with_ended({"x": used("audio", 5, price=2.0)}).with_deleted(["x"])),
+]
+"""Of a run that exists, one that was deleted and not counted yet, and one that was."""
+EXISTING = recipe("nlp", "exists", {"phase": "Pending"})
+EXISTING["metadata"]["uid"] = "existing-uid"
+RUNS_AND_EXISTING = [*RUNS, EXISTING]
+
+
+def test_deleted_runs_count_in_their_namespaces_and_are_named() -> None:
+    records = [Records.read(each["data"]) for each in CONFIG_MAPS]
+    deleted = deleted_runs(records, RUNS_AND_EXISTING, None)
+    found = fleet_ledger(RUNS_AND_EXISTING, NOW, None, deleted)
+    audio, nlp, vision = found["namespaces"]
+    assert (audio["runs"], audio["gpuHours"], audio["lostGpuHours"], audio["cost"]) == (1, 80.0, 16.0, 160.0)
+    assert (nlp["runs"], nlp["gpuHours"], nlp["unpricedGpuHours"]) == (3, 2160.0, 560.0)
+    assert (nlp["deletedRuns"], nlp["deletedGpuHours"]) == (1, 160.0)
+    assert vision["deletedRuns"] == 0
+    assert (found["total"]["deletedRuns"], found["total"]["gpuHours"]) == (2, 2432.0)
+    assert found["notCounted"] is None
+    assert fleet_ledger([], NOW, 1.0, deleted)["total"]["cost"] == 240.0
+
+
+def test_deleted_runs_count_in_their_weeks_and_older_ones_as_earlier() -> None:
+    older = used("nlp", 10, price=2.0).model_copy(update={"weeks": {}})
+    records = Records().with_ended({"a": used("nlp", 5, price=2.0), "b": older}).with_deleted(["a", "b"])
+    found = weekly_ledger([], NOW, None, deleted_runs([records], [], None))
+    rows = [
+        (
+            each["week"],
+            each["runs"],
+            each["gpuHours"],
+            each["lostGpuHours"],
+            each["cost"],
+            each["deletedGpuHours"],
+        )
+        for each in found["weeks"]
+    ]
+    assert rows == [("2026-01-05", 1, 80.0, 16.0, 160.0, 80.0), (EARLIER, 0, 160.0, 16.0, 320.0, 160.0)]
+
+
+def test_only_deleted_runs_of_the_namespace_count() -> None:
+    records = [Records.read(each["data"]) for each in CONFIG_MAPS]
+    assert set(deleted_runs(records, RUNS_AND_EXISTING, "audio").by_namespace) == {"audio"}
+
+
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The words that a fake kubectl was called with; it prints the runs."""
-    program, answer, words = (tmp_path / name for name in ("kubectl", "answer", "words"))
+    program, answer, maps, words = (tmp_path / name for name in ("kubectl", "answer", "maps", "words"))
     answer.write_text(json.dumps({"items": RUNS}))
-    program.write_text(f'#!/bin/sh\necho "$*" > {words}\ncat {answer}\n')
+    maps.write_text(json.dumps({"items": CONFIG_MAPS}))
+    program.write_text(
+        f'#!/bin/sh\necho "$*" >> {words}\n'
+        f'case "$*" in\n*configmaps*) cat {maps};;\n*) cat {answer};;\nesac\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return words
@@ -191,15 +258,44 @@ def test_the_table_has_namespaces_total_and_what_is_not_counted(words: Path) -> 
     assert result.exit_code == 0
     assert "--all-namespaces" in words.read_text()
     lines = {line.split()[0]: line.split()[1:] for line in result.output.splitlines() if line}
+    assert lines["vision"] == ["1", "192.0", "32.0", "16.7%", "384.00", "0.0"]
+    assert lines["audio"] == ["1", "80.0", "16.0", "20.0%", "160.00", "80.0"]
+    assert "OF DELETED RUNS" in result.output
+    assert "nlp/waits" in result.output
+    assert NOT_COUNTED not in result.output
+
+
+def test_config_maps_that_may_not_be_read_cost_only_the_deleted_runs(words: Path) -> None:
+    kubectl = words.with_name("kubectl")
+    refusal = 'Error from server (Forbidden): configmaps "megatron-ledger-0" is forbidden'
+    kubectl.write_text(
+        f"#!/bin/sh\ncase \"$*\" in\n*configmaps*) echo '{refusal}' >&2; exit 1;;\n"
+        f"*) cat {words.with_name('answer')};;\nesac\n"
+    )
+    result = megatron("-A")
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line.split()[1:] for line in result.output.splitlines() if line}
     assert lines["nlp"] == ["2", "2,000.0", "0.0", "0.0%", "4,800.00"]
     assert lines["total"] == ["3", "2,192.0", "32.0", "1.5%", "5,184.00"]
     assert "not in the cost: 400.0 GPU hours" in result.output
-    assert "nlp/waits" in result.output
-    assert DELETED in result.output
+    assert f"{NOT_COUNTED}: (Forbidden)" in result.output
+    found = json.loads(megatron("-A", "--by-week", "-o", "json").output)
+    assert found["notCounted"].startswith(NOT_COUNTED)
+
+
+def test_the_config_maps_are_read_in_the_operators_namespace_before_the_recipes(words: Path) -> None:
+    megatron("-n", "nlp", "--operator-namespace", "ops", "--by-week")
+    first, second = words.read_text().splitlines()[:2]
+    assert "--namespace=ops" in first
+    assert "megatron-ledger-f" in first
+    assert "--namespace=nlp" in second
 
 
 def test_one_namespace_is_the_contexts_or_the_given_one(words: Path) -> None:
-    assert json.loads(megatron("-n", "nlp", "-o", "json").output)["total"]["runs"] == 3
+    total = json.loads(megatron("-n", "nlp", "-o", "json").output)["total"]
+    assert (total["runs"], total["deletedRuns"]) == (5, 2), (
+        "the fake prints all runs; the record of none exists"
+    )
     assert "--namespace=nlp" in words.read_text()
     assert "--all-namespaces" not in words.read_text()
 

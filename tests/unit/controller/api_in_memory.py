@@ -65,6 +65,7 @@ class ApiInMemory:
             },
             "spec": spec,
         }
+        self.recipe_deleted = False
         self.other_recipes: dict[str, Object] = {}
         self.deleted: list[Pod] = []
         """Pods with a node that were deleted with a grace period."""
@@ -99,7 +100,8 @@ class ApiInMemory:
         self._respond()
         assert resource is not SECRETS, "the operator may not read Secrets"
         if resource is RECIPES:
-            return self.recipe if name == NAME else self.other_recipes.get(name)
+            own = None if self.recipe_deleted else self.recipe
+            return own if name == NAME else self.other_recipes.get(name)
         if resource is JOBS:
             return self.job()
         if resource in (COMPUTE_DOMAINS, POD_GROUPS) and self._before_pods(resource) is None:
@@ -149,7 +151,10 @@ class ApiInMemory:
         self._write()
         assert resource is RECIPES, f"{resource} would be applied over what others have set"
         assert subresource == "status"
-        if body["metadata"]["resourceVersion"] != self.recipe["metadata"]["resourceVersion"]:
+        if self.recipe_deleted:
+            raise ApiError(404, "NotFound", "the recipe does not exist")
+        found, asked = self.recipe["metadata"], body["metadata"]
+        if any(asked[name] != found[name] for name in ("uid", "resourceVersion")):
             raise ApiError(409, "Conflict", "the recipe has changed")
         require_no_map_emptied(self.recipe.get("status") or {}, body["status"])
         version = int(self.recipe["metadata"]["resourceVersion"]) + 1

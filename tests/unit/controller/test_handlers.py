@@ -2,6 +2,7 @@
 
 import logging
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,9 +135,12 @@ def test_events_of_another_run_are_not(operator: Any, phase: Phase) -> None:
 
 
 def test_events_after_a_run_that_was_deleted_while_it_started_are_not(operator: Any) -> None:
+    deleted: list[Any] = []
+    operator.usage = SimpleNamespace(deleted=deleted.append)
     operator.recipe_event(recipe(Phase.STARTING), gone=False)
     operator.recipe_event(recipe(Phase.STARTING), gone=True)
     assert delay_of_the_next(operator) == COALESCE
+    assert deleted == [recipe(Phase.STARTING)], "what it has used is counted"
 
 
 class Uncopied(dict[str, Any]):

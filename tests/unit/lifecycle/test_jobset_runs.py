@@ -1,14 +1,17 @@
 """Runs on JobSet and TrainJob: which pods are replaced, what an early exit is, how nodes are avoided."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from megatron_contract.exit_codes import ExitCode
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.actions import DeleteJob, DeletePods, ReplacePods
+from megatron_operator.lifecycle.ended_pods import MAX_PODS, record_ends, recorded_ends
 from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
@@ -128,6 +131,40 @@ def test_a_run_that_waits_for_nodes_is_read_where_its_templates_are_not_cached(o
 def test_a_pod_that_failed_is_replaced_by_the_operator(on_jobset: Any, index: int, code: int | None) -> None:
     end(on_jobset.pods[index], code)
     assert unfinished(on_jobset) == (DeletePods((on_jobset.pods[index],)),)
+
+
+def test_the_end_of_a_pod_that_is_about_to_be_deleted_is_recorded(on_jobset: Any) -> None:
+    on_jobset.pods[1]["spec"] = {"nodeName": "node-1"}
+    end(on_jobset.pods[1], 138, json.dumps({"message": "rank 3 was killed", "rank": 3}))
+    unfinished(on_jobset)
+    status = on_jobset.status()
+    cause = "worker-0: rank 3 was killed (exit code 138)"
+    assert recorded_ends(status, on_jobset.job) == {"run-worker-0": PodEnd(cause, 138, rank=3, node="node-1")}
+    assert recorded_ends(status, {"metadata": {"name": "run", "uid": "another"}}) == {}
+
+
+def test_a_recorded_end_is_dropped_when_its_place_has_another_pod(on_jobset: Any) -> None:
+    for each in on_jobset.pods:
+        end(each, 138)
+    unfinished(on_jobset)
+    assert set(on_jobset.status().recovery.ended_pods) == {"master-0", "worker-0"}
+    on_jobset.pass_time(5)
+    on_jobset.pods = [pod(on_jobset, "worker")]
+    unfinished(on_jobset)
+    assert set(on_jobset.status().recovery.ended_pods) == {"master-0"}, "its place is still empty"
+    on_jobset.pods.append(pod(on_jobset, "master"))
+    unfinished(on_jobset)
+    assert on_jobset.status().recovery.ended_pods == {}
+
+
+def test_of_many_ends_those_of_pods_that_only_lost_a_peer_are_left_out(on_jobset: Any) -> None:
+    pods = [{**pod(on_jobset, "worker")} for _ in range(20)]
+    for index, each in enumerate(pods):
+        each["metadata"]["labels"]["jobset.sigs.k8s.io/job-index"] = str(index)
+        end(each, 138 if index == 19 else ExitCode.PEER_LOST)
+    recovery = record_ends(on_jobset.status().recovery, pods, "run")
+    assert len(recovery.ended_pods) == MAX_PODS
+    assert "worker-19" in recovery.ended_pods
 
 
 @pytest.mark.parametrize("code", [1, 127])

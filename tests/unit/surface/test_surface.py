@@ -17,6 +17,7 @@ import yaml
 from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_operator import sdk
 from megatron_operator.cli.main import cli
+from megatron_operator.controller.deleted_run_metrics import DELETED_RUNS
 from megatron_operator.controller.main import main as operator_command
 from megatron_operator.controller.run_metrics import RUNS
 from megatron_trainer.telemetry.server import GAUGES
@@ -134,7 +135,7 @@ def test_metrics(lock: Any) -> None:
         each for each in REGISTRY._collector_to_names if getattr(each, "_name", "").startswith("megatron_")
     ]
     lines = [f"operator {metric._name}{{{','.join(metric._labelnames)}}} {metric._type}" for metric in own]
-    for family in RUNS.describe():
+    for family in (*RUNS.describe(), *DELETED_RUNS.describe()):
         lines.append(f"operator {family.name}{{{','.join(family._labelnames)}}} {family.type}")
     trainer = {f"megatron_{name}" for name, _ in GAUGES.values()}
     trainer |= {"megatron_checkpoint_timestamp_seconds", "megatron_phase_info", "megatron_rank_slowdown"}

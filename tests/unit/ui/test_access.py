@@ -1,14 +1,17 @@
 """Who sees what: TokenReview and SubjectAccessReview, the sign-in form, the key of the shell."""
 
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_operator.lifecycle.usage_records import Records, RunUse
 from megatron_operator.sdk import AsyncConnection
 from megatron_operator.ui.access import REMEMBERED, ClusterAccess, KeyAccess, see_runs
 from megatron_operator.ui.app import Settings, application
+from megatron_operator.ui.deleted_use import DeletedUse
 from megatron_operator.ui.published import PublishedRecipes
 from starlette.testclient import TestClient
 
@@ -51,6 +54,56 @@ def test_a_token_that_the_api_server_rejects_is_401(client: TestClient, api: Api
     assert client.get("/", headers=bearer("x" * 20_000)).status_code == 401
     assert client.get("/", headers={"Authorization": "Basic secret-token"}).status_code == 401
     assert [path for _, path, _ in api.requests].count("/apis/authentication.k8s.io/v1/tokenreviews") == 1
+
+
+class KnownUse(DeletedUse):
+    """Two deleted runs of each namespace, and a record of a run that exists."""
+
+    def __init__(self, namespaces: tuple[str | None, ...], existing: str) -> None:
+        self.namespaces = namespaces
+        self.existing = existing
+
+    async def records(self) -> list[Records] | str:
+        held = {"train": 3600.0 * 1000}
+        uses = {
+            f"{name}-{number}": RunUse(
+                namespace=name, name="gone", seconds=held, accelerator_seconds=held, weeks={}
+            )
+            for name in ("research", "teaching")
+            for number in range(2)
+        }
+        return [Records({self.existing: uses["research-0"]}), Records().with_ended(uses).with_deleted(uses)]
+
+
+@pytest.mark.parametrize(
+    ("watched", "rights", "counted"),
+    [
+        ((None,), READS, ["research"]),
+        ((None,), {("alice", "list", "megatronrecipes", "")}, ["research", "teaching"]),
+        (("teaching",), {("alice", "list", "megatronrecipes", "")}, ["teaching"]),
+    ],
+)
+def test_gpu_hours_of_deleted_runs_are_those_of_namespaces_that_the_viewer_may_list(
+    runs: ExampleRuns,
+    api: ApiStandIn,
+    kubeconfig: Path,
+    watched: tuple[str | None, ...],
+    rights: set[Any],
+    counted: list[str],
+) -> None:
+    api.tokens["secret-token"] = ALICE
+    api.rights = set(rights)
+    connection = AsyncConnection(kubeconfig=kubeconfig)
+    existing = str(runs.recipes["research", "llama3-8b-web"]["metadata"].get("uid"))
+    options: dict[str, Any] = {"now": lambda: NOW, "deleted_use": KnownUse(watched, existing)}
+    access = ClusterAccess(connection)
+    app = application(Settings(runs, access, PublishedRecipes(None, None), **options))
+    with TestClient(app, base_url="https://page.example") as client:
+        section = client.get("/ledger", headers=bearer()).text.partition("By week")[0]
+        client.portal.call(connection.close)  # type: ignore[union-attr]
+    assert "Of deleted runs" in section
+    rows = dict(re.findall(r'<tr><th scope="row">(\w+)</th>(.+?)</tr>', section))
+    assert [name for name, cells in rows.items() if ">2,000.0<" in cells and name != "total"] == counted
 
 
 def test_a_viewer_sees_the_runs_of_namespaces_that_they_may_list(client: TestClient) -> None:

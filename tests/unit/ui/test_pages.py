@@ -4,7 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from megatron_operator.cli.fleet_ledger import DELETED, fleet_ledger
+from megatron_operator.cli.deleted_runs import UNKNOWN
+from megatron_operator.cli.fleet_ledger import fleet_ledger
 from megatron_operator.cli.weekly_ledger import weekly_ledger
 from megatron_operator.ui.app import HEADERS
 from starlette.testclient import TestClient
@@ -225,7 +226,7 @@ def test_gpu_hours_are_the_sums_of_the_command(page: TestClient, runs: ExampleRu
     for name, each in entries.items():
         cells = re.findall(r'<td class="number">(.+?)</td>', rows[name])
         assert cells[:3] == [f"{each['runs']:,}", f"{each['gpuHours']:,.1f}", f"{each['lostGpuHours']:,.1f}"]
-    assert DELETED in text
+    assert UNKNOWN.not_counted in text
 
 
 def test_gpu_hours_by_week_are_the_sums_of_the_command(page: TestClient, runs: ExampleRuns) -> None:

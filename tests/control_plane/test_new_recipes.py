@@ -1,0 +1,73 @@
+"""A new recipe starts from what the watch delivered; what has happened to it since is not lost."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from testkit.waiting import wait_until
+from tests.control_plane.world import World
+
+CLAIM = "run-checkpoints"
+
+
+@pytest.fixture
+def starting(world: World) -> Iterator[World]:
+    """A recipe whose claim exists, and whose operator has not created its token and job yet."""
+    world.gateway.held_path = "/secrets"
+    world.apply("run")
+    assert world.gateway.holding.wait(60)
+    yield world
+    world.gateway.held_path = None
+
+
+def claim_exists(world: World) -> bool:
+    return world.api.find("PersistentVolumeClaim", world.namespace, CLAIM) is not None
+
+
+def test_a_new_recipe_has_its_job_before_it_is_read(world: World) -> None:
+    # What exists when an operator starts is read.
+    world.apply("first")
+    world.wait_for("first", pods=2)
+    world.gateway.reset()
+    plural, before = world.backend.manifests.PLURAL, list[list[str]]()
+
+    def note() -> None:
+        if not before and any(path.endswith(f"/{plural}") for _, path in world.gateway.writes):
+            before.append([path for path in world.gateway.reads if world.namespace in path])
+
+    world.gateway.after_write = note
+    world.apply("run")
+    world.wait_for("run", pods=2)
+    assert before, "the operator has created the job"
+    read = {path.rsplit("/", 2)[-2] for path in before[0]}
+    assert read.isdisjoint({"megatronrecipes", plural, "pods"})
+    assert "persistentvolumeclaims" in read
+
+
+def test_a_recipe_that_is_deleted_while_it_starts_leaves_neither_job_nor_claim(starting: World) -> None:
+    assert claim_exists(starting)
+    starting.api.delete("MegatronRecipe", starting.namespace, "run")
+    starting.gateway.held_path = None
+    wait_until("the claim to be deleted", lambda: not claim_exists(starting))
+    wait_until("the job to be deleted", lambda: not starting.job_exists("run"))
+
+
+def test_a_recipe_that_is_edited_while_it_starts_runs_as_edited(starting: World) -> None:
+    starting.edit("run", accelerator={"count": 2})
+    starting.gateway.held_path = None
+    state = starting.wait_for("run", phase="Starting", pods=1, status={"observedGeneration": 2})
+    assert state.conditions["Running"]["reason"] != "NameTaken"
+    assert claim_exists(starting)
+
+
+def test_a_recipe_that_is_replaced_while_it_starts_takes_over_the_claim(starting: World) -> None:
+    claim = starting.api.get("PersistentVolumeClaim", starting.namespace, CLAIM)["metadata"]
+    starting.api.delete("MegatronRecipe", starting.namespace, "run")
+    uid = starting.apply("run")["metadata"]["uid"]
+    starting.gateway.held_path = None
+    starting.wait_for("run", phase="Starting", pods=2)
+    job = starting.api.get(starting.job_kind, starting.namespace, "run")["metadata"]
+    assert [owner["uid"] for owner in job["ownerReferences"]] == [uid]
+    kept = starting.api.get("PersistentVolumeClaim", starting.namespace, CLAIM)["metadata"]
+    assert kept["uid"] == claim["uid"]
+    assert "ownerReferences" not in kept
