@@ -205,6 +205,7 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	  tests/trainer/test_bridge_families.py tests/trainer/test_bridge_pretraining.py \
 	  tests/trainer/test_weights.py tests/trainer/test_chats.py tests/trainer/test_own_loop_conversions.py \
 	  tests/trainer/test_image_text.py tests/trainer/test_frozen_parts.py tests/trainer/test_sound_text.py \
+	  tests/trainer/test_omni.py \
 	  tests/trainer/test_diffusion.py
 
 .PHONY: weights-check

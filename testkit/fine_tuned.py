@@ -31,11 +31,14 @@ _EP_ONLY: dict[str, int | bool] = {**_EP, "sequenceParallel": False}
 _TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP_ONLY: dict[str, int | bool] = {**_PP, "tensorModelParallelSize": 1, "sequenceParallel": False}
 _CP: dict[str, int | bool] = {"contextParallelSize": 2, **_EP_ONLY}
+_PP_OF_KIMI = {**_PP_ONLY, "expertModelParallelSize": 1}
 _OLMOE = {**OLMOE_OF_BRIDGE, "model.vocab_size": VOCABULARY}
 
 CASES = (
     Case("llama3.2-1b-sft", "Llama", _TP),
     Case("llama3.2-1b-lora", "Llama", _PP),
+    Case("llama3.3-nemotron-super-49b-sft", "Llama-Nemotron", _PP_ONLY),
+    Case("llama3.1-nemotron-ultra-253b-sft", "Llama-Nemotron", {**_TP_ONLY, "pipelineModelParallelSize": 1}),
     Case("qwen2.5-0.5b-sft", "Qwen2", _TP),
     Case("qwen2.5-0.5b-lora", "Qwen2", _TP),
     Case("qwen3-0.6b-sft", "Qwen3", _PP),
@@ -116,6 +119,7 @@ IMAGE_CASES = (
     Case("gemma4-vl-26b-sft", "Gemma 4 VL", _PP_ONLY),
     Case("gemma4-vl-26b-lora", "Gemma 4 VL", _EP_ONLY),
     Case("gemma4-vl-26b-lora", "Gemma 4 VL", _PP_ONLY),
+    Case("gemma4-vl-31b-sft", "Gemma 4 VL, dense", _TP),
     Case("glm4.5v-106b-sft", "GLM-4.5V", _EP_ONLY),
     Case("glm4.5v-106b-sft", "GLM-4.5V", _PP),
     Case("glm4.5v-106b-lora", "GLM-4.5V", _EP_ONLY),
@@ -126,6 +130,8 @@ IMAGE_CASES = (
     Case("exaone4.5-vl-33b-sft", "EXAONE 4.5 VL", _PP_ONLY),
     Case("exaone4.5-vl-33b-lora", "EXAONE 4.5 VL", _TP),
     Case("exaone4.5-vl-33b-lora", "EXAONE 4.5 VL", _PP_ONLY),
+    Case("kimi-k2.5-vl-sft", "Kimi-K2.5", _EP_ONLY),
+    Case("kimi-k2.5-vl-sft", "Kimi-K2.5", _PP_OF_KIMI),
 )
 """Of testkit.image_models, on images and text."""
 SOUND_CASES = (
@@ -135,6 +141,11 @@ SOUND_CASES = (
     Case("qwen2-audio-7b-lora", "Qwen2-Audio", _PP),
 )
 """Of testkit.sound_models, on sound and text."""
+OMNI_CASES = (
+    Case("qwen3-omni-30b-a3b-sft", "Qwen3-Omni", _EP_ONLY),
+    Case("qwen3-omni-30b-a3b-sft", "Qwen3-Omni", _PP_ONLY),
+)
+"""Of testkit.omni_text, on images, sound and text."""
 
 
 @dataclass(frozen=True)

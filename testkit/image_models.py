@@ -9,6 +9,7 @@ from typing import Any
 from testkit import image_text
 from testkit.exaone_minimax import write_exaone45, write_minimax_m3
 from testkit.image_text import CHATML, VOCABULARY
+from testkit.kimi import write_kimi_k25
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, write_prediction
 
 
@@ -180,8 +181,8 @@ def write_gemma3(folder: Path, dtype: str = "bfloat16") -> Any:
     )
 
 
-def write_gemma4(folder: Path, dtype: str = "bfloat16") -> Any:
-    """Write a Gemma 4 of six layers of text with four experts each, and two of vision.
+def write_gemma4(folder: Path, dtype: str = "bfloat16", *, experts: bool = True) -> Any:
+    """Write a Gemma 4 of six layers of text, by default with four experts each, and two of vision.
 
     The last layer of text sees all of a sequence, with heads of another width whose values are their keys.
     """
@@ -193,13 +194,15 @@ def write_gemma4(folder: Path, dtype: str = "bfloat16") -> Any:
     }
     tokenizer = image_text.write_tokenizer(folder, _OF_GEMMA4, "<eos>", "<pad>", _GEMMA4, named)
     ids = dict(zip(named, tokenizer.convert_tokens_to_ids(list(named.values())), strict=True))
+    # Bridge pads that of dense models to a multiple of 128, which the published one is.
+    vocabulary = VOCABULARY if experts else 384
     config = transformers.Gemma4Config(
         text_config={
-            **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": VOCABULARY},
+            **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": vocabulary},
             **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
             **{"num_global_key_value_heads": 1, "global_head_dim": 64, "attention_k_eq_v": True},
-            **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
-            **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 0},
+            **({"enable_moe_block": True, **_GEMMA4_EXPERTS} if experts else {}),
+            **{"vocab_size_per_layer_input": vocabulary, "hidden_size_per_layer_input": 0},
             **{"sliding_window": 32, "final_logit_softcapping": 30.0},
             **{"bos_token_id": tokenizer.convert_tokens_to_ids("<bos>")},
             **{"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
@@ -287,6 +290,7 @@ _GEMMA = (
     "{% if part['type'] == 'image' %}<start_of_image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
     "{% endif %}<end_of_turn>\n{% endfor %}"
 )
+_GEMMA4_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
 _GEMMA4_IMAGE = ("<|image>", "<|image|>", "<image|>")
 _GEMMA4_SOUND = ("<|audio>", "<|audio|>", "<audio|>")
 _OF_GEMMA4 = ("<bos>", "<|turn>", "<turn|>", "<|video|>")
@@ -343,10 +347,17 @@ FAMILIES = {
         ImageFamily("Gemma 3 VL", "Gemma3ForConditionalGeneration", write_gemma3, "<end_of_turn>"),
         # The last token of a conversation counts, which its template has behind the end of an answer.
         ImageFamily("Gemma 4 VL", "Gemma4ForConditionalGeneration", write_gemma4, "<turn|>\n"),
+        ImageFamily(
+            "Gemma 4 VL, dense",
+            "Gemma4ForConditionalGeneration",
+            partial(write_gemma4, experts=False),
+            "<turn|>\n",
+        ),
         # Bridge leaves out what ends an answer.
         ImageFamily("GLM-4.5V", "Glm4vMoeForConditionalGeneration", write_glm45v, ""),
         ImageFamily("MiniMax-M3", "MiniMaxM3SparseForConditionalGeneration", write_minimax_m3, "[e~["),
         ImageFamily("EXAONE 4.5 VL", "Exaone4_5_ForConditionalGeneration", write_exaone45, "<|endofturn|>"),
+        ImageFamily("Kimi-K2.5", "KimiK25ForConditionalGeneration", write_kimi_k25, "<|im_end|>"),
     )
 }
 """By name."""

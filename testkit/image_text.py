@@ -157,11 +157,12 @@ def pictures(count: int) -> Iterator[tuple[dict[str, Any], tarfile.TarInfo, Any]
 
 def write_shards(folder: Path, shards: int, samples: int) -> None:
     """Write `shards` tar files of `samples` pictures each."""
-    drawn = [(each, at.name, _png(picture)) for each, at, picture in pictures(shards * samples)]
+    drawn = [(each, at.name, png(picture)) for each, at, picture in pictures(shards * samples)]
     write_tars(folder, shards, drawn)
 
 
-def _png(picture: Any) -> bytes:
+def png(picture: Any) -> bytes:
+    """Return a PNG file."""
     drawn = io.BytesIO()
     picture.save(drawn, "PNG")
     return drawn.getvalue()

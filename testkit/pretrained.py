@@ -21,6 +21,7 @@ from testkit.weights.families import (
 )
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, with_text
 from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE, NEMOTRON_3_SUPER
+from testkit.weights.llama_nemotron import LLAMA_NEMOTRON
 
 type Sizes = Mapping[str, Any]
 
@@ -29,8 +30,9 @@ type Sizes = Mapping[str, Any]
 class PretrainingCase:
     """A recipe, a small configuration of its architecture, and its layout.
 
-    `config_class` is of transformers, `sizes` are its arguments. A function that has the architecture itself
-    is made small by `overrides` of Bridge's configuration.
+    `config_class` is of transformers, or of this project, `sizes` are its arguments. A function that has the
+    architecture itself is made small by `overrides` of Bridge's configuration, one that leaves it open by
+    `model` of the recipe.
     """
 
     recipe: str
@@ -39,13 +41,19 @@ class PretrainingCase:
     config_class: str = ""
     sizes: Sizes = field(default_factory=dict)
     overrides: Sizes = field(default_factory=dict)
+    model: Sizes = field(default_factory=dict)
 
     def write_config(self, folder: Path) -> None:
         """Write config.json into `folder`, unless the function needs none."""
         import transformers
 
         if self.config_class:
-            config = getattr(transformers, self.config_class)(**self.sizes)
+            kind = getattr(transformers, self.config_class, None)
+            if kind is None:
+                from megatron_trainer.bridge import llama_nemotron
+
+                kind = getattr(llama_nemotron, self.config_class)
+            config = kind(**self.sizes)
             config.architectures = [self.architecture]
             config.save_pretrained(folder)
 
@@ -75,6 +83,13 @@ _MINIMAX_M3 = {"text_config": MINIMAX_M3}
 _GEMMA3 = {
     **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 128},
     **{"model.num_attention_heads": 4, "model.kv_channels": 16, "model.window_size": 16},
+}
+_GPT: Sizes = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "vocabSize": 1000}
+_LLAMA: Sizes = {
+    **_GPT,
+    **{"positionEmbeddingType": "rope", "rotaryBase": 500000, "normalization": "RMSNorm", "swiglu": True},
+    **{"disableBiasLinear": True, "untieEmbeddingsAndOutputWeights": True, "numQueryGroups": 2},
+    **{"kvChannels": 32, "qkLayernorm": True, "attentionDropout": 0.0, "hiddenDropout": 0.0},
 }
 
 CASES = (
@@ -142,6 +157,14 @@ CASES = (
     ),
     PretrainingCase(
         "minimax-m3", "MiniMaxM3SparseForConditionalGeneration", _PP_ONLY, "MiniMaxM3VLConfig", _MINIMAX_M3
+    ),
+    PretrainingCase("vanilla-gpt", "", _TP_ONLY, model=_GPT),
+    PretrainingCase("vanilla-gpt", "", _PP, model=_LLAMA),
+    PretrainingCase(
+        "llama3.3-nemotron-super-49b", "DeciLMForCausalLM", _TP_ONLY, "LlamaNemotronConfig", LLAMA_NEMOTRON
+    ),
+    PretrainingCase(
+        "llama3.1-nemotron-ultra-253b", "DeciLMForCausalLM", _PP_ONLY, "LlamaNemotronConfig", LLAMA_NEMOTRON
     ),
     PretrainingCase("k-exaone2-750b-a37b", "ExaoneMoEForCausalLM", _EP, "ExaoneMoeConfig", K_EXAONE_2),
 )

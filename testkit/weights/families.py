@@ -9,6 +9,7 @@ from typing import Any
 from testkit.weights.falcon import FALCON_H1
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, write_prediction
 from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_5_LIGHTNING, NEMOTRON_3_SUPER, NEMOTRON_H
+from testkit.weights.llama_nemotron import LLAMA_NEMOTRON
 
 VOCABULARY = 256
 """Entries of the vocabulary of every model."""
@@ -157,6 +158,7 @@ FAMILIES = (
     Family("Falcon-H1", "FalconH1", FALCON_H1),
     Family("Falcon-H1 without a norm of the mixer", "FalconH1", {**FALCON_H1, "mamba_rms_norm": False}),
     Family("Nemotron", "Nemotron", {**BASE, **HEADS}),
+    Family("Llama-Nemotron", "LlamaNemotron", LLAMA_NEMOTRON, published_as="DeciLMForCausalLM"),
     Family("EXAONE 4.0", "Exaone4", _EXAONE),
     Family("K-EXAONE without MTP", "ExaoneMoe", _K_EXAONE, published_as=_AS_PUBLISHED),
     Family(
@@ -197,8 +199,11 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
 
     # The generator itself: on the stand-in for CUDA torch.manual_seed is another function.
     torch.manual_seed(0)
-    config = getattr(transformers, family.config)(**family.sizes)
-    model = getattr(transformers, family.model)._from_config(config, attn_implementation="eager")
+    classes: Any = transformers
+    if family.prefix == "LlamaNemotron":
+        from testkit.weights import llama_nemotron_model as classes
+    config = getattr(classes, family.config)(**family.sizes)
+    model = getattr(classes, family.model)._from_config(config, attn_implementation="eager")
     disturb_vectors(model)
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)

@@ -92,13 +92,24 @@ def prove_by_name(name: str, dtype: str, folder: Path) -> dict[str, Any]:
         return {"error": str(error).replace(str(folder), ""), "refused": refused}
 
 
+def _reference(folder: Path) -> Any:
+    """The model of transformers in a folder, in float32."""
+    import torch
+    import transformers
+
+    from testkit.weights import llama_nemotron_model
+
+    llama_nemotron_model.install()
+    kind = transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
 def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, float]:
     """Compare Megatron with adapters beside its weights to transformers, with merged weights and the base's.
 
     Returns the largest absolute differences of logits, in float32, by what is compared.
     """
     import torch
-    import transformers
     from megatron_trainer.weights import adapters as lora
     from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
 
@@ -114,10 +125,7 @@ def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, flo
         found = model(ids, torch.arange(32)[None], None)
         differences = {}
         for name, path in (("merged", exported), ("unmerged", source)):
-            reference = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, attn_implementation="eager"
-            ).eval()
-            differences[name] = float((found - reference(ids).logits).abs().max())
+            differences[name] = float((found - _reference(path)(ids).logits).abs().max())
     return differences
 
 
@@ -127,7 +135,6 @@ def trained_logits(run: Path, exported: Path) -> dict[str, float]:
     Returns the largest absolute difference of logits over 32 positions.
     """
     import torch
-    import transformers
     from megatron_trainer.weights import checkpoint, cpu_model, huggingface_folder
 
     ids = (torch.arange(32) * 7 % 250)[None]
@@ -136,10 +143,7 @@ def trained_logits(run: Path, exported: Path) -> dict[str, float]:
         model = cpu_model.make_model(cpu_model.make_bridge(folder), "float32")
         checkpoint.load(checkpoint.find(run, "--from"), model)
         found = model(ids, torch.arange(32)[None], None)
-        reference = transformers.AutoModelForCausalLM.from_pretrained(
-            exported, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-        return {"difference": float((found - reference(ids).logits).abs().max())}
+        return {"difference": float((found - _reference(exported)(ids).logits).abs().max())}
 
 
 def logits_of_run(words: list[str], run: Path, exported: Path) -> dict[str, float]:
@@ -148,7 +152,6 @@ def logits_of_run(words: list[str], run: Path, exported: Path) -> dict[str, floa
     Returns the largest difference of logits over 32 positions, and the largest logit of transformers.
     """
     import torch
-    import transformers
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.training import arguments
     from megatron.training.models.gpt import GPTModelBuilder
@@ -165,10 +168,7 @@ def logits_of_run(words: list[str], run: Path, exported: Path) -> dict[str, floa
         model = GPTModelBuilder(gpt.model_config(args)).build_model(groups).eval()
         checkpoint.load(checkpoint.find(run, "--from"), model)
         found = model(ids, torch.arange(32)[None], None)
-        reference = transformers.AutoModelForCausalLM.from_pretrained(
-            exported, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-        expected = reference(ids).logits
+        expected = _reference(exported)(ids).logits
     found = found[..., : expected.shape[-1]]
     return {"difference": float((found - expected).abs().max()), "largest": float(expected.abs().max())}
 

@@ -8,8 +8,12 @@ type Compare = Callable[[Path, Path, Path], dict[str, Any]]
 """Compares a checkpoint (the last path) with a folder of transformers (the second), beside the base model."""
 
 
-def prove(write: Callable[[Path, str], Any], compare: Compare, folder: Path) -> dict[str, Any]:
+def prove(
+    write: Callable[[Path, str], Any], compare: Compare, folder: Path, *, beside_base: bool = False
+) -> dict[str, Any]:
     """Import and export a model that `write` writes, and compare its logits.
+
+    `beside_base`: the export takes what Megatron does not build from the model's folder.
 
     Returns what `compare` does, the number of tensors, and whether the exported ones are those of the model.
     """
@@ -20,7 +24,7 @@ def prove(write: Callable[[Path, str], Any], compare: Compare, folder: Path) -> 
     write(source, "float32")
     conversion.import_weights(source, imported)
     found = compare(source, source, checkpoint.find(imported, "--from"))
-    conversion.export_weights(imported, exported, None)
+    conversion.export_weights(imported, exported, source if beside_base else None)
     tensors = [records(huggingface_folder.read(x, "", weights=True).tensors()) for x in (source, exported)]
     return found | {"tensors": len(tensors[0]), "identical files": tensors[0] == tensors[1]}
 

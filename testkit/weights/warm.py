@@ -61,6 +61,10 @@ class WarmConverter:
         """Prove a family that takes sound, as round_trip.prove does."""
         return self._prove("sound", name, folder)
 
+    def prove_media(self, name: str, folder: Path) -> dict[str, Any]:
+        """Prove a family that reads images and takes sound, as round_trip.prove does."""
+        return self._prove("media", name, folder)
+
     def _prove(self, kind: str, name: str, folder: Path) -> dict[str, Any]:
         result = folder / "proof.json"
         ended = self._request(kind, [name, str(folder), str(result)], folder / "log")
@@ -74,6 +78,10 @@ class WarmConverter:
     def prove_sound_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
         """Compare what a run trained on sound with its export, as round_trip.prove_run does."""
         return self._prove_run("sound run", run, base, exported, result)
+
+    def prove_media_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
+        """Compare what a run trained on images and sound with its export, as round_trip.prove_run does."""
+        return self._prove_run("media run", run, base, exported, result)
 
     def _prove_run(self, kind: str, *paths: Path) -> dict[str, Any]:
         result = paths[-1]
@@ -149,12 +157,14 @@ def _prove_padded(argv: list[str]) -> None:
 
 
 def _prove_media(media: str, argv: list[str]) -> None:
-    from testkit import image_models, sound_models
+    from testkit import image_models, omni_text, sound_models
     from testkit.weights.round_trip import prove
 
     name, folder, result = argv
-    families = {"images": image_models.FAMILIES, "sound": sound_models.FAMILIES}[media]
-    Path(result).write_text(json.dumps(prove(families[name].write, _compare_media(media), Path(folder))))
+    of_both = omni_text.FAMILIES
+    families = {"images": image_models.FAMILIES, "sound": sound_models.FAMILIES, "media": of_both}[media]
+    found = prove(families[name].write, _compare_media(media), Path(folder), beside_base=media == "media")
+    Path(result).write_text(json.dumps(found))
 
 
 def _prove_media_run(media: str, argv: list[str]) -> None:
@@ -165,9 +175,10 @@ def _prove_media_run(media: str, argv: list[str]) -> None:
 
 
 def _compare_media(media: str) -> "Compare":
-    from testkit.weights import image_proof, sound_proof
+    from testkit.weights import image_proof, omni_proof, sound_proof
 
-    return image_proof.compare if media == "images" else sound_proof.compare
+    of = {"images": image_proof.compare, "sound": sound_proof.compare, "media": omni_proof.compare}
+    return of[media]
 
 
 def _prove_written(argv: list[str]) -> None:
@@ -220,6 +231,8 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "image run": partial(_prove_media_run, "images"),
     "sound": partial(_prove_media, "sound"),
     "sound run": partial(_prove_media_run, "sound"),
+    "media": partial(_prove_media, "media"),
+    "media run": partial(_prove_media_run, "media"),
     "written": _prove_written,
     "peak": _peak,
     "logits": _compare_logits,

@@ -27,6 +27,7 @@ CLASSES = (
     (r"GLM-4\.5", "Glm4MoeConfig", "Glm4MoeForCausalLM"),
     (r"GLM-5", "GlmMoeDsaConfig", "GlmMoeDsaForCausalLM"),
     (r"gpt-oss", "GptOssConfig", "GptOssForCausalLM"),
+    (r"Llama-3.*-Nemotron-(Super|Ultra)", "LlamaNemotronConfig", "DeciLMForCausalLM"),
     (r"[Ll]lama", "LlamaConfig", "LlamaForCausalLM"),
     (r"Falcon-H1", "FalconH1Config", "FalconH1ForCausalLM"),
     (r"MiniMax-M2", "MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
@@ -63,6 +64,8 @@ def config(hub_name: str) -> Any:
         (found for pattern, *found in CLASSES if re.search(pattern, hub_name)), (None, "of this name")
     )
     ASKED.append(architecture)
+    if name == "LlamaNemotronConfig":
+        return _llama_nemotron(architecture, hub_name)
     if name is None or not hasattr(transformers, name):
         raise OSError(f"transformers has no config class for {hub_name} ({architecture})")
     made = getattr(transformers, name)()
@@ -85,6 +88,19 @@ def config(hub_name: str) -> Any:
         made.llm_config = transformers.NemotronHConfig()
     elif name == "Gemma4Config":
         made.text_config.allow_global_per_layer_attribute_access = True
+    made.architectures, made.name_or_path = [architecture], hub_name
+    return made
+
+
+def _llama_nemotron(architecture: str, hub_name: str) -> Any:
+    """A configuration of this project's class, whose layers have all parts."""
+    from megatron_trainer.bridge.llama_nemotron import LlamaNemotronConfig
+
+    layer = {
+        "attention": {"n_heads_in_group": 8, "no_op": False, "replace_with_linear": False},
+        "ffn": {"ffn_mult": 2.625, "no_op": False, "replace_with_linear": False},
+    }
+    made = LlamaNemotronConfig(block_configs=[layer] * 32)
     made.architectures, made.name_or_path = [architecture], hub_name
     return made
 

@@ -28,7 +28,7 @@ IMAGES: dict[str, Any] = {
 EVERY_SETTING: dict[str, Any] = {
     "training": {
         **{"seqLength": 2048, "microBatchSize": 1, "globalBatchSize": 64, "trainSamples": 6400},
-        **{"lr": 1, "minLr": 0, "lrDecayStyle": "WSD"},
+        **{"lr": 1, "minLr": 0, "lrDecayStyle": "linear"},
         **{"optimizer": "adam", "weightDecay": 0, "clipGrad": 1, "adamBeta1": 0.8, "adamBeta2": 0},
         **{"adamEps": 1, "seed": 7, "logInterval": 3, "evalInterval": 5, "evalIters": 0, "bf16": True},
     },
@@ -57,13 +57,19 @@ CORPUS: dict[str, Any] = {
 """Of recipes that pretrain."""
 
 
+SIZES = {"numLayers": 12, "hiddenSize": 768, "numAttentionHeads": 12, "vocabSize": 50257}
+"""Of a function that leaves them to the recipe."""
+
+
 def arguments(recipe: str, count: int, data: dict[str, Any], **settings: Any) -> list[str]:
     """Arguments of the trainer's container."""
+    entry = catalog.load().get(recipe)
     spec = {
         "recipe": recipe,
         "accelerator": {"type": "h100-sxm", "count": count},
-        "init": _init(catalog.load().get(recipe)),
+        "init": _init(entry),
         "data": {"volume": {"claimName": "corpus"}} | data,
+        **({"model": SIZES} if entry.leaves_sizes_open else {}),
         **settings,
     }
     admitted = admit("run", MegatronRecipeSpec.model_validate(spec), PLATFORM, catalog.load())

@@ -67,6 +67,7 @@ def _spec(case: PretrainingCase) -> dict[str, Any]:
             ],
             "split": "98,2,0",
         },
+        **({"model": dict(case.model)} if case.model else {}),
         "parallelism": case.parallelism,
         "training": _training(2) | {"evalIters": 0},
         "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "100Ti"}},
@@ -103,6 +104,8 @@ def test_a_small_model_is_pretrained_as_the_operator_renders_it(
             for kind in ("sliding", "global")
         }
         assert widths == {"sliding": 4 * 16, "global": 4 * 32}
+        # Else each rank would train the norms of queries and keys with its own heads alone.
+        assert "qk_layernorm: true" in (saved / "run_config.yaml").read_text()
 
 
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(

@@ -36,6 +36,8 @@ from tests.trainer.warm_process import WarmProcess
 LENGTH = 512
 SFT = IMAGE_CASES[0]
 KILLED = [case for case in IMAGE_CASES if case.recipe in ("qwen2.5-vl-3b-sft", "qwen3-vl-8b-sft")][:2]
+KILLED += [case for case in IMAGE_CASES if case.recipe == "kimi-k2.5-vl-sft"][:1]
+KILLED += [case for case in IMAGE_CASES if case.recipe == "gemma4-vl-31b-sft"]
 UNDISTURBED = [case for case in IMAGE_CASES if case not in KILLED]
 MEGATRON_TOWERS = {name for name in FAMILIES if name.startswith(("Qwen3", "EXAONE"))}
 """Vision towers of Megatron's layers, which LoRA adapts too; the others are of transformers."""

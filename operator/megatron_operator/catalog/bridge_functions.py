@@ -1,11 +1,14 @@
 """Selects a recipe's Megatron-Bridge function and finds settings that the function does not support."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.training import TrainingSpec
+from megatron_operator.catalog import bridge_sizes, bridge_support
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings
 
@@ -34,6 +37,12 @@ PARALLELISM: Final = frozenset(
     | {"recomputeGranularity", "recomputeMethod", "recomputeNumLayers"}
 )
 """Settings of `parallelism` that the command can pass on."""
+_WHOLE: Final = {
+    "model": ": its function builds the model",
+    "megatronArgs": ", which does not take the flags of Megatron Core's loop",
+}
+"""Whole sections of `spec` that are not passed on, and why."""
+_WARM_UPS: Final = frozenset({"training.lrWarmupFraction", "training.lrWarmupSamples"})
 
 
 def select_function(
@@ -67,28 +76,32 @@ def select_function(
 
 
 def unsupported_setting_errors(
-    spec: MegatronRecipeSpec, function: PublishedLayout, *, started: bool
+    spec: MegatronRecipeSpec, function: PublishedLayout, entry: Entry
 ) -> list[FieldError]:
-    """Errors for settings of a recipe that cannot be passed on to the function.
-
-    `started`: by the operator, otherwise by a command that the user starts.
-    """
+    """Errors for settings of a recipe that cannot be passed on to the function of its entry."""
+    started = entry.starts
     sections: list[tuple[str, ApiModel | None, frozenset[str]]] = [
         ("training", spec.training, TRAINING | EVALUATION if started else TRAINING),
         ("parallelism", spec.parallelism, PARALLELISM),
     ]
-    unsupported = [
-        name for name, value in (("model", spec.model), ("megatronArgs", spec.megatron_args)) if value
-    ]
+    sized = started and bridge_support.leaves_sizes_open(function.function or "")
+    whole = (("model", None if sized else spec.model), ("megatronArgs", spec.megatron_args))
+    unsupported = [name for name, value in whole if value]
     for section, value, supported in sections:
         unsupported += [
             f"{section}.{leaf}" for leaf in (value.wire() if value else {}) if leaf not in supported
         ]
-    fix = "leave it out, or choose a recipe of engine megatron"
     errors = [
-        FieldError(f"spec.{field}", f"is not passed to Megatron-Bridge: {function.function} sets it", fix)
+        FieldError(
+            f"spec.{field}",
+            f"is not passed to Megatron-Bridge{_WHOLE.get(field, f': {function.function} sets it')}",
+            _warm_up_fix(spec.training, function) if field in _WARM_UPS and spec.training else "leave it out",
+        )
         for field in unsupported
     ]
+    errors += _decay_errors(spec, entry)
+    if sized and spec.model is not None:
+        errors += bridge_sizes.refused_settings(spec.model)
     asked = spec.training.fp8_format if spec.training else None
     if asked is not None and asked != function.training.fp8_format:
         message = f"{asked} is not the precision of {function.function} ({function.precision})"
@@ -98,6 +111,26 @@ def unsupported_setting_errors(
     return errors
 
 
+def _warm_up_fix(asked: TrainingSpec, function: PublishedLayout) -> str:
+    """How to set a warm-up in iterations, the only unit that functions take."""
+    if asked.train_samples is not None:
+        return "set training.trainIters and training.lrWarmupIters"
+    given = asked.lr_decay_iters or asked.train_iters
+    length = given or (None if asked.train_tokens else function.training.train_iters)
+    if asked.lr_warmup_fraction is None or length is None:
+        return "set training.lrWarmupIters"
+    return f"set training.lrWarmupIters ({round(asked.lr_warmup_fraction * length):,} of {length:,})"
+
+
+def _decay_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
+    """Without `lr_wsd_decay_iters` Megatron-Bridge decays over the whole run (its `ConfigContainer`)."""
+    asked = spec.training.lr_decay_style if spec.training else None
+    if asked == "WSD" != entry.training.lr_decay_style:
+        message = "WSD decays at the end of the run, and the length of that decay is not set"
+        fix = "set another style: no setting of a recipe gives Megatron-Bridge that length"
+        yield FieldError("spec.training.lrDecayStyle", message, fix)
+
+
 def function_settings(function: PublishedLayout, entry: Entry, found: Diagnostics) -> Settings:
     """Batch, sequence length, learning rate and length of a function, without its layout.
 
@@ -105,10 +138,13 @@ def function_settings(function: PublishedLayout, entry: Entry, found: Diagnostic
     """
     training = dict(function.training.wire())
     training.pop("microBatchSize", None)
+    if (entry.engine == "megatron" or entry.starts) and training.pop("optimizer", None) is not None:
+        optimizer, own = function.training.optimizer, entry.training.optimizer
+        if entry.engine == "bridge":
+            # The image lacks the package of Megatron's Muon.
+            training["optimizer"] = own = "adam"
+        found.note(f"{function.function} trains with {optimizer}; here it is {own}")
     if entry.engine == "megatron":
-        if training.pop("optimizer", None) is not None:
-            optimizer, own = function.training.optimizer, entry.training.optimizer
-            found.note(f"{function.function} trains with {optimizer}; here it is {own}")
         warm_up, length = function.training.lr_warmup_iters or 0, function.training.train_iters
         if length is not None and warm_up >= length:
             training["lrWarmupIters"] = 0

@@ -13,12 +13,10 @@ from megatron_operator.api.platform import AcceleratorProfile, ImagePackage
 
 _ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
 _OWN_CODE: Final = "its configuration is code in the model's folder, which is not run"
-_OWN_TOWER: Final = "its vision tower is code in the model's folder, which is not run"
-_OWN_SAMPLES: Final = "its function reads samples of Flickr8k, by a training step of its own"
-_SPEAKS: Final = (
-    "the weights of its talker do not convert, and Megatron-Bridge calls a method of its sound encoder that "
-    "transformers no longer has"
+_OTHER_TYPE: Final = (
+    f"{_OWN_CODE}, and Megatron-Bridge does not read transformers' own, of the type nemotron_h_omni"
 )
+_OWN_SAMPLES: Final = "its function reads samples of Flickr8k, by a training step of its own"
 _NOT_TRIED: Final = "the conversion of its weights is not tried"
 
 _LACKS: Final = "the trainer's image lacks {}"
@@ -33,12 +31,13 @@ SEEN_ON_A_GPU: Final = frozenset({"llama3.2-1b-lora"})
 """Names of the recipes of which docs/hardware.md has figures."""
 
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
+    (r"llama_nemotron", "DeciLMForCausalLM", ""),
     (r"llama", "LlamaForCausalLM", ""),
     (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", ""),
     (r"qwen25_vl", "Qwen2_5_VLForConditionalGeneration", ""),
     (r"qwen2", "Qwen2ForCausalLM", ""),
     (r"qwen3_next", "Qwen3NextForCausalLM", _DELTA_NET),
-    (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _SPEAKS),
+    (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", ""),
     (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", ""),
     (r"qwen3_vl", "Qwen3VLForConditionalGeneration", ""),
     (r"qwen35_.*_a\d+b", "Qwen3_5MoeForConditionalGeneration", _DELTA_NET),
@@ -50,7 +49,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"moonlight", "DeepseekV3ForCausalLM", ""),
     (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_SMALL_MODEL),
     (r"deepseek_v4", "DeepseekV4ForCausalLM", _HYBRID),
-    (r"kimi_k25", "KimiK25ForConditionalGeneration", _OWN_TOWER),
+    (r"kimi_k25", "KimiK25ForConditionalGeneration", ""),
     (r"gemma2", "Gemma2ForCausalLM", ""),
     (r"gemma3_vl", "Gemma3ForConditionalGeneration", ""),
     (r"gemma3", "Gemma3ForCausalLM", ""),
@@ -59,7 +58,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm5", "GlmMoeDsaForCausalLM", _SPARSE),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
-    (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
+    (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OTHER_TYPE),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", ""),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", ""),
@@ -110,11 +109,12 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"olmoe", False, ""),
     (r"qwen3_next", True, _DELTA_NET),
     (r"qwen35_text", True, _DELTA_NET),
-    (r"vanilla_gpt", False, "its function leaves the sizes of the model open"),
+    (r"vanilla_gpt", False, ""),
     (r"gemma4_e4b", True, ""),
     (r"qwen3_vl", True, ""),
     (r"qwen35_vl", True, _DELTA_NET),
     (r"falcon_h1", True, _STATE_SPACE),
+    (r"llama_nemotron", True, ""),
     (r"minimax_m2", True, ""),
     (r"minimax_m3", True, ""),
     (r"step35", True, _GATES),
@@ -151,6 +151,7 @@ READ_IMAGES: Final = frozenset(
         "Gemma3ForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
         "MiniMaxM3SparseForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
@@ -165,11 +166,17 @@ READ_IMAGES: Final = frozenset(
 READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
 """Those of them that are trained on sound and text."""
 
-FROZEN_IN_PARTS: Final = READ_IMAGES - {"MiniMaxM3SparseForConditionalGeneration"}
+READ_BOTH: Final = frozenset({"Qwen3OmniMoeForConditionalGeneration"})
+"""Those of them that are trained on images, sound and text."""
+
+FROZEN_IN_PARTS: Final = READ_IMAGES - {
+    "KimiK25ForConditionalGeneration",
+    "MiniMaxM3SparseForConditionalGeneration",
+}
 """Those of them that were trained with frozen parts."""
 
-type Media = Literal["", "images", "sound"]
-"""What samples have beside text; empty for text alone."""
+type Media = Literal["", "images", "sound", "media"]
+"""What samples have beside text, `media` for images and sound; empty for text alone."""
 
 KEEP_SEQUENCES_WHOLE: Final = frozenset(
     {"Exaone4_5_ForConditionalGeneration", "Qwen2AudioForConditionalGeneration"}
@@ -202,6 +209,11 @@ def splits_sequences(function: str) -> bool:
     return architecture(function) in SPLIT_SEQUENCES or function.startswith("wan_")
 
 
+def is_in_one_stage(function: str) -> bool:
+    """Whether a function's model has no pipeline stages: dense models of Gemma 4 (`Gemma4DenseProvider`)."""
+    return function.startswith(("gemma4_e4b_", "gemma4_vl_31b_"))
+
+
 def reads_latents(function: str) -> bool:
     """Whether a function trains a diffusion model: on latents of images or videos, made beforehand."""
     return function.startswith(("flux_", "wan_"))
@@ -216,6 +228,8 @@ def media(function: str) -> Media:
     """What samples of a function that the operator starts have beside text."""
     if reads_images(function):
         return "images"
+    if architecture(function) in READ_BOTH:
+        return "media"
     return "sound" if architecture(function) in READ_SOUND else ""
 
 
@@ -246,6 +260,11 @@ def frozen_parts(function: str) -> tuple[ModelPart, ...]:
     if aligns_projector(function) and function.endswith("_mock_config"):
         return ("language", "vision")
     return ("vision",) if re.match(r"gemma4_vl_\w+_sft_", function) else ()
+
+
+def leaves_sizes_open(function: str) -> bool:
+    """Whether a recipe gives the sizes of a function's model."""
+    return function.startswith("vanilla_gpt_")
 
 
 def architecture(function: str) -> str:

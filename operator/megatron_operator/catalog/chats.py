@@ -13,6 +13,11 @@ from megatron_operator.catalog.bridge_support import Media
 from megatron_operator.catalog.validation_sets import has_validation_sets, validation_set_errors
 
 _LEAVE: Final = "leave it out"
+_KINDS: Final[Mapping[Media, str]] = {
+    "images": "a vision-language model",
+    "sound": "a model that takes sound",
+    "media": "a model that takes images and sound",
+}
 
 
 def chat_errors(
@@ -77,7 +82,7 @@ def _format_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:
 
 def _sample_errors(source: Mapping[str, Any], at: str, media: Media) -> Iterator[FieldError]:
     if source["format"] != "webdataset":
-        kind = "a vision-language model" if media == "images" else "a model that takes sound"
+        kind = _KINDS[media]
         message = f"{source['format']} is not read by {kind}: webdataset is"
         fix = f"write tar files with a .json and the {media} of each sample (docs/fine-tuning.md)"
         yield FieldError(f"{at}.format", message, fix)

@@ -224,6 +224,11 @@ class Entry(ApiModel):
         return bridge_support.reads_latents(next((x.function for x in self.layouts if x.function), ""))
 
     @property
+    def leaves_sizes_open(self) -> bool:
+        """Whether a recipe gives the sizes of the model that its function builds."""
+        return any(bridge_support.leaves_sizes_open(x.function or "") for x in self.layouts)
+
+    @property
     def has_sequence_parallelism(self) -> bool:
         """Whether Megatron-Bridge's model takes sequence parallelism."""
         function = next((x.function for x in self.layouts if x.function), "")

@@ -21,13 +21,15 @@ from megatron_contract.bridge_run import (
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 from megatron_contract.time_limits import collective_minutes
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.api.status import Plan
-from megatron_operator.catalog import bridge_support
+from megatron_operator.catalog import bridge_sizes, bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.bridge import training_overrides
+from megatron_operator.planner.estimate.model_shape import model_shape
 
 _OF_PLAN: Final = {
     "tensor_model_parallel_size": "model.tensor_model_parallel_size",
@@ -98,6 +100,7 @@ def bridge_run(resolved: ResolvedRecipe, plan: Plan, name: str) -> BridgeRun:
     assert function is not None, "every recipe of engine bridge has a function"
     overrides: dict[str, Value] = {}
     for found in (
+        _sizes(resolved, plan),
         _layout(resolved, plan),
         _training(resolved, plan),
         _adapters(resolved),
@@ -173,6 +176,13 @@ def _reads_model_folder(resolved: ResolvedRecipe) -> bool:
     return function is not None and bridge_support.reads_model_folder(str(function.function))
 
 
+def _sizes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]:
+    function, shape = resolved.function, model_shape(resolved.model, Diagnostics())
+    if function is not None and shape and bridge_support.leaves_sizes_open(str(function.function)):
+        vocabulary = shape.padded_vocab(plan.tensor_model_parallel_size)
+        yield from bridge_sizes.overrides(resolved.model, shape.ffn, vocabulary)
+
+
 def _layout(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]:
     fields = dict(_OF_PLAN)
     if resolved.fine_tunes:
@@ -203,6 +213,8 @@ def _training(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value
     for field, path in _OF_TRAINING.items():
         if (value := getattr(training, field)) is not None:
             yield path, value
+    if resolved.function is not None and resolved.function.training.optimizer is not None:
+        yield "optimizer.optimizer", training.optimizer
     yield from training_overrides(resolved)
     # The launcher and the hooks follow iterations; a length in samples is converted.
     yield "train.train_iters", plan.train_iters or iterations(training)

@@ -36,6 +36,8 @@ from megatron_trainer.bridge import (
     gated_delta_net,
     gemma4,
     glm,
+    kimi,
+    llama_nemotron,
     local_layers,
     minimax_m3,
     model_folder,
@@ -43,6 +45,7 @@ from megatron_trainer.bridge import (
     parameter_order,
     partial_rotary,
     query_norms,
+    qwen3_omni,
     recipes,
     vision_layers,
 )
@@ -56,6 +59,7 @@ _OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME,
 _TRAINING_FILE = "training.jsonl"
 _PRETRAINED = "checkpoint.pretrained_checkpoint"
 _PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
+_ACTIVATION = "model.activation_func"
 
 ON_CPU: dict[str, Value] = {
     "model.transformer_impl": "local",
@@ -98,7 +102,8 @@ def import_bridge() -> None:
         local_layers.use_for_prediction()
     for module in (adapter_norms, bucket_sizes, exaone45, falcon_h1, gemma4, glm, partial_rotary):
         module.install()
-    minimax_m3.install()
+    for module in (kimi, llama_nemotron, minimax_m3, qwen3_omni):
+        module.install()
     parameter_order.install()
 
 
@@ -320,6 +325,9 @@ def _set(config: Any, path: str, value: Value) -> None:
     if owner is None or name not in _fields(owner):
         raise RankError(ExitCode.USAGE, f"{path}: Megatron-Bridge's configuration has no such field")
     present = getattr(owner, name)
+    if path == _ACTIVATION and isinstance(value, str):
+        setattr(owner, name, _activation(value))
+        return
     if isinstance(present, torch.dtype) or callable(present):
         raise RankError(ExitCode.USAGE, f"{path}: {type(present).__name__} cannot be set by an argument")
     # Megatron takes a list of layers or its text.
@@ -330,6 +338,15 @@ def _set(config: Any, path: str, value: Value) -> None:
             f"{path}: {value!r} is not of the type of {present!r}, which the recipe function sets",
         )
     setattr(owner, name, float(value) if isinstance(present, float) and isinstance(value, int) else value)
+
+
+def _activation(name: str) -> Any:
+    from megatron.bridge.utils.activation_map import str_to_callable
+
+    try:
+        return str_to_callable(name)
+    except ValueError as error:
+        raise RankError(ExitCode.USAGE, f"{_ACTIVATION}: {error}") from error
 
 
 def _fields(owner: Any) -> set[str]:

@@ -21,12 +21,14 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from megatron_trainer.bridge.falcon_h1 import falcon_h1_stack
 from megatron_trainer.bridge.hybrid_layers import hybrid_layers
+from megatron_trainer.bridge.llama_nemotron import heterogeneous
 from megatron_trainer.bridge.local_layers import layers_to_pretrain, local_layers
 from megatron_trainer.bridge.local_linear import (
     LayerNormColumnParallelLinear,
     RowParallelLinearLayerNorm,
     norm,
 )
+from megatron_trainer.bridge.partly_causal_attention import PartlyCausalAttention
 
 type Layers = Callable[..., Any]
 
@@ -179,41 +181,6 @@ def gemma4(config: Any, vp_stage: int | None = None) -> Any:
     return block
 
 
-class PartlyCausalAttention(DotProductAttention):
-    """Gemma 4's, as in transformers: most layers see a window of what is before, and the rest of an image."""
-
-    def __init__(self, config: Any, layer_number: int, *args: Any, **kwargs: Any) -> None:
-        from megatron.bridge.models.gemma.gemma3_provider import _is_local_attn_layer
-
-        local = _is_local_attn_layer(layer_number, config.interleaved_attn_pattern)
-        self._window = config.window_size if local else None
-        own = copy.deepcopy(config)
-        own.window_size = None
-        super().__init__(own, layer_number, *args, **kwargs)
-
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Return the attention of queries [positions, batch, heads, elements].
-
-        `attention_mask` [batch, 1, positions, positions] is False for what is before a position, and for all
-        of the image that the position is in.
-        """
-        positions = torch.arange(len(query), device=query.device)
-        behind = positions[:, None] - positions
-        if self._window is None:
-            blocked = (behind < 0).expand_as(attention_mask)
-        else:
-            blocked = attention_mask | (behind >= self._window)
-        return super().forward(query, key, value, blocked, *args, **kwargs)
-
-
 def ministral3(config: Any, vp_stage: int | None = None) -> Any:
     """Megatron's layers, whose queries grow behind the positions that the model was first trained on."""
     block = local_layers(config, vp_stage)
@@ -292,6 +259,7 @@ _FAMILIES: dict[str, Layers] = {
     "gemma3_layer_spec": gemma3,
     "_gemma4_block_spec": gemma4,
     experimental_attention.__name__: experimental,
+    "heterogeneous_layer_spec": heterogeneous,
     "minimax_m2_layer_spec": minimax_m2,
     "minimax_m3_block_spec": minimax_m3,
     "ministral_layer_spec": ministral3,

@@ -15,14 +15,17 @@ from megatron.bridge.data.conversation_processing import (
 )
 from megatron.bridge.data.datasets.utils import IGNORE_INDEX
 from megatron.bridge.data.token_utils import extract_skipped_token_ids
+from megatron.bridge.models.kimi_vl.data.collate_fn import _kimi_assistant_mask_boundary_config
 from megatron.bridge.training.utils.visual_inputs import GenericVisualInputs
 
-from megatron_trainer.bridge import sound_batches
+from megatron_trainer.bridge import omni_batches, sound_batches
 
 type Collator = Callable[..., dict[str, Any]]
 
+_KIMI: Final = "Kimi_K25Processor"
 _PIXELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Exaone4_5_Processor": ("pixel_values", "image_grid_thw"),
+    _KIMI: ("pixel_values", "image_grid_thw"),
     "MiniMaxM3VLProcessor": ("pixel_values", "image_grid_thw"),
 }
 """Processor -> what its model takes of an image."""
@@ -39,6 +42,8 @@ def collator(processor: str) -> Collator:
 
     if processor == sound_batches.PROCESSOR:
         return sound_batches.collate
+    if processor == omni_batches.PROCESSOR:
+        return omni_batches.collate
     names = _PIXELS.get(processor)
     return resolve_model_collate(processor) if names is None else partial(_collate, names=names)
 
@@ -102,7 +107,10 @@ def _boundaries(processor: Any) -> Any:
     """What begins and ends an answer in the processor's chat template.
 
     It begins with the first line that asks for an answer, since the template may open a thought behind it.
+    Kimi's template opens it in the same line.
     """
+    if type(processor).__name__ == _KIMI:
+        return _kimi_assistant_mask_boundary_config(processor)
     asked = [{"role": "user", "content": [{"type": "text", "text": "question"}]}]
     answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
     before = processor.apply_chat_template(asked)

@@ -18,6 +18,7 @@ from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
 from megatron.bridge.training.utils.visual_inputs import GenericVisualInputs
 
 from megatron_trainer.bridge.lines import Lines
+from megatron_trainer.bridge.omni_batches import PROCESSOR as OF_BOTH
 from megatron_trainer.bridge.sample_files import SampleLineError
 from megatron_trainer.bridge.sound import Sound, decode
 
@@ -47,7 +48,7 @@ class ImageTextDatasetConfig(DatasetProvider):
         """Return the datasets for training and validation, of the lengths that the run asks for."""
         processor = load_processor(str(self.processor_path))
         if self.dataset_root is None:
-            kind = _RandomImages if hasattr(processor, "image_processor") else _RandomSounds
+            kind = _random(processor)
             return (
                 kind(context.train_samples, self, processor),
                 kind(context.valid_samples, self, processor),
@@ -95,13 +96,30 @@ class _RandomSounds(_Conversations):
     """A sound of random samples each."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        samples = np.random.default_rng(index).uniform(-1, 1, 16_000).astype(np.float32)
-        asked: list[dict[str, Any]] = [
-            {"type": "audio", "audio": Sound(samples, 16_000)},
-            {"type": "text", "text": "What is it?"},
-        ]
+        asked = [_random_sound(index), {"type": "text", "text": "What is it?"}]
         answer = [{"type": "text", "text": f"random samples {index}"}]
         return {"conversation": [_turn("user", asked), _turn("assistant", answer)]}
+
+
+class _RandomMedia(_RandomImages):
+    """A sound beside each image."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = super().__getitem__(index)
+        example["conversation"][0]["content"].insert(1, _random_sound(index))
+        return example
+
+
+def _random(processor: Any) -> type[_Conversations]:
+    """What random samples a processor takes; that of Gemma 4 has a part for sound, which its run does not."""
+    if type(processor).__name__ == OF_BOTH:
+        return _RandomMedia
+    return _RandomImages if hasattr(processor, "image_processor") else _RandomSounds
+
+
+def _random_sound(index: int) -> dict[str, Any]:
+    samples = np.random.default_rng(index).uniform(-1, 1, 16_000).astype(np.float32)
+    return {"type": "audio", "audio": Sound(samples, 16_000)}
 
 
 def _turn(role: str, content: list[dict[str, Any]]) -> dict[str, Any]:

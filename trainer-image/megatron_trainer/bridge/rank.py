@@ -10,7 +10,7 @@ from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer import bridge_flags
-from megatron_trainer.bridge import configuration, diffusion, sample_files
+from megatron_trainer.bridge import configuration, diffusion, qwen3_omni, sample_files
 from megatron_trainer.telemetry.reporter import RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import main, tracebacks
 from megatron_trainer.worker.arguments import require_gpus
@@ -78,8 +78,12 @@ def _enter(config: Any) -> None:
     if diffusion.is_diffusion(config):
         start(config, diffusion.forward_step(config, configuration.PLATFORM))
         return
-    # Only the former passes images and sound on to the model.
-    step = vlm_step if configuration.reads_images(config) else gpt_step
+    # Only the former pass images and sound on to the model.
+    step: Any = vlm_step if configuration.reads_images(config) else gpt_step
+    if qwen3_omni.trains(config.model):
+        from megatron.bridge.models.qwen_omni import qwen3_omni_step
+
+        step = qwen3_omni_step
     start(config, step.forward_step)
 
 

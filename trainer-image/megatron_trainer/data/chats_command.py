@@ -1,4 +1,4 @@
-"""`megatron-prepare --chats`, `--images` or `--sound`: prepares `data.sources` of a recipe that fine-tunes.
+"""`megatron-prepare --chats`, `--images`, `--sound` or `--media`: `data.sources` of a recipe that fine-tunes.
 
     megatron-prepare --chats '[{"path": "/data/raw/*.jsonl.zst"}]' --output /data/prepared/support_chats \\
         --output-dir /data/prepared --tokenizer-dir /data/model --seq-length 2048 --batch 16 --samples 8000
@@ -77,7 +77,7 @@ def _sources(text: str, kind: Format, output: Path, store: Store, media: tuple[M
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PreparationError(
-            ExitCode.USAGE, f"--chats, --images or --sound is not a list of sources: {error!r}"
+            ExitCode.USAGE, f"--chats, --images, --sound or --media is not a list of sources: {error!r}"
         ) from error
 
 
@@ -87,6 +87,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     what.add_argument("--chats", help="JSON list of sources of chats")
     what.add_argument("--images", help="JSON list of sources of images and text")
     what.add_argument("--sound", help="JSON list of sources of sound and text")
+    what.add_argument("--media", help="JSON list of sources of images, sound and text")
     parser.add_argument("--output", type=Path, required=True, help="folder that the run reads")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the prepared datasets")
     parser.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json")

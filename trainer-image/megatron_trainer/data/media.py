@@ -1,4 +1,4 @@
-"""What samples of a WebDataset have beside text: images, or sound."""
+"""What samples of a WebDataset have beside text: images, sound, or both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,5 +38,9 @@ SOUND: Final = Medium(
     "sounds",
 )
 IMAGES: Final = (IMAGE,)
-MEDIA: Final[Mapping[str, tuple[Medium, ...]]] = {"images": IMAGES, "sound": (SOUND,)}
+MEDIA: Final[Mapping[str, tuple[Medium, ...]]] = {
+    "images": IMAGES,
+    "sound": (SOUND,),
+    "media": (IMAGE, SOUND),
+}
 """Option of `megatron-prepare` -> what its samples have."""

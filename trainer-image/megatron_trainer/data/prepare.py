@@ -8,7 +8,7 @@ Each file is one document; each line of a .jsonl file is one, under "text". Writ
 flags of the run after `--`, the index of the run's samples is built too (dataset_index.py).
 
 With --sources instead of --source it prepares what `data.sources` of a recipe lists (sources_command.py),
-with --chats, --images or --sound what to fine-tune on (chats_command.py).
+with --chats, --images, --sound or --media what to fine-tune on (chats_command.py).
 """
 
 import argparse
@@ -340,7 +340,7 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
             from megatron_trainer.data import sources_command
 
             text, result = sources_command.run(argv)
-        elif {"--chats", "--images", "--sound"} & {*argv}:
+        elif {"--chats", "--images", "--sound", "--media"} & {*argv}:
             from megatron_trainer.data import chats_command
 
             text, result = chats_command.run(argv), None

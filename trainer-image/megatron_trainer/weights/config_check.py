@@ -33,7 +33,7 @@ _GEMMA3: Final[Settings] = {
 }
 _GEMMA4: Final[Settings] = {
     **{"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "tie_word_embeddings": True},
-    **{"use_bidirectional_attention": "vision", "attention_k_eq_v": True, "enable_moe_block": True},
+    **{"use_bidirectional_attention": "vision", "attention_k_eq_v": True},
     **{"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False},
     "layer_types": _GEMMA3["layer_types"],
 }
@@ -51,6 +51,7 @@ _MINISTRAL3: Final[Settings] = {
 }
 POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "LlamaForCausalLM": {"default": {}, "llama3": _LLAMA},
+    "DeciLMForCausalLM": {"default": {}, "llama3": _LLAMA},
     "GptOssForCausalLM": {"yarn": _GPT_OSS},
     "DeepseekV2ForCausalLM": {"default": {}, "yarn": {}},
     "DeepseekV3ForCausalLM": {"default": {}, "yarn": {}},
@@ -60,15 +61,18 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Qwen3VLMoeForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3_5ForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3_5MoeForConditionalGeneration": {"default": _QWEN3_VL},
+    "Qwen3OmniMoeForConditionalGeneration": {"default": {**_QWEN3_VL, "rope_theta": 1000000.0}},
     "Mistral3ForConditionalGeneration": {"yarn": _MINISTRAL3},
     "Gemma3ForConditionalGeneration": {"default": {}, "linear": {}},
     "Gemma4ForConditionalGeneration": {"default": {}, "proportional": {}},
     "Glm4vMoeForConditionalGeneration": {"default": _GLM},
     "Exaone4_5_ForConditionalGeneration": {"default": {}, "llama3": _LLAMA},
     "MiniMaxM3SparseForConditionalGeneration": {"default": {}},
+    "KimiK25ForConditionalGeneration": {"default": {}, "yarn": {}},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
 _FIXED: Final[Mapping[str, Settings]] = {
+    "DeciLMForCausalLM": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "MistralForCausalLM": {"hidden_act": "silu"},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3ForCausalLM": {"use_sliding_window": False},
@@ -102,6 +106,10 @@ _FIXED: Final[Mapping[str, Settings]] = {
         **{"swiglu_alpha": 1.702, "scoring_func": "sigmoid", "use_routing_bias": True},
         **{"use_gemma_norm": True, "use_qk_norm": True, "tie_word_embeddings": False},
     },
+    "KimiK25ForConditionalGeneration": {
+        **{"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False},
+        **{"scoring_func": "sigmoid", "tie_word_embeddings": False},
+    },
     "ExaoneMoEForCausalLM": {"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False},
     "FalconH1ForCausalLM": {
         **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "projectors_bias": False},
@@ -127,6 +135,10 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen3VLMoeForConditionalGeneration": {
         **{"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": []},
     },
+    "Qwen3OmniMoeForConditionalGeneration": {
+        **{"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True},
+        **{"use_sliding_window": False, "rope_theta": 1000000.0},
+    },
 }
 """Architecture -> settings with the only value that the model gets, whatever config.json has.
 
@@ -137,6 +149,10 @@ _FIXED_VISION: Final[Mapping[str, Settings]] = {
         **{"hidden_act": "silu", "patch_size": 14, "spatial_merge_size": 2, "window_size": 112},
     },
     "Gemma3ForConditionalGeneration": {"vision_use_head": False},
+    "KimiK25ForConditionalGeneration": {
+        **{"merge_type": "sd2_tpool", "mm_projector_type": "patchmerger", "projector_hidden_act": "gelu"},
+        "pos_emb_type": "divided_fixed",
+    },
     "MiniMaxM3SparseForConditionalGeneration": {"hidden_act": "gelu"},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
@@ -157,9 +173,16 @@ _PARTLY_ROTATED: Final = frozenset(
 """Architectures whose `partial_rotary_factor` the model gets."""
 
 
+_NOT_BUILT: Final = (
+    *("replace_with_linear", "sparsify", "moe", "window_length", "num_sink_tokens"),
+    *("use_prefill_window_in_sink_attention", "unshifted_sink"),
+)
+"""Settings of a part of a layer of Llama-Nemotron that must be unset."""
+
+
 def require_all_taken(folder: HuggingFaceFolder) -> None:
     """Raise ConversionError for a setting that the model in Megatron would not have; names all of them."""
-    found = (_positions, _others, _windows, _blocks, _rotated)
+    found = (_positions, _others, _windows, _blocks, _layers, _rotated)
     if problems := [problem for each in found for problem in each(folder)]:
         raise ConversionError(
             f"{folder.path}/config.json has what the model in Megatron would not have: "
@@ -169,7 +192,14 @@ def require_all_taken(folder: HuggingFaceFolder) -> None:
 
 def _text(folder: HuggingFaceFolder) -> Settings:
     """Settings of the text's part of a model that also reads images; they may be beside the others."""
-    return dict(folder.config.get("text_config") or folder.config)
+    settings = _understanding(folder)
+    return dict(settings.get("text_config") or settings)
+
+
+def _understanding(folder: HuggingFaceFolder) -> Settings:
+    """Settings of what is converted: of Qwen3-Omni the part that does not speak."""
+    found: Settings = folder.config.get("thinker_config") or folder.config
+    return found
 
 
 def _positions(folder: HuggingFaceFolder) -> Iterator[str]:
@@ -200,7 +230,7 @@ def _of_one_kind(rope: Settings, known: Mapping[str, Settings]) -> Iterator[str]
 
 
 def _others(folder: HuggingFaceFolder) -> Iterator[str]:
-    vision: Settings = folder.config.get("vision_config") or {}
+    vision: Settings = _understanding(folder).get("vision_config") or {}
     for settings, fixed, place in (
         (_text(folder), _FIXED, ""),
         (vision, _FIXED_VISION, " of vision_config"),
@@ -208,7 +238,8 @@ def _others(folder: HuggingFaceFolder) -> Iterator[str]:
         for name, value in fixed.get(folder.architecture, {}).items():
             found = settings.get(name)
             if found is None and name == "tie_word_embeddings" and not place:
-                found = folder.config.get(name)  # a setting of the whole model, where it also reads images
+                # A setting of the whole model, where it also reads images.
+                found = _understanding(folder).get(name)
             if found is not None and found != _repeated(value, found):
                 yield f"{name} {found!r}{place}, which is {value!r} there"
 
@@ -237,6 +268,24 @@ def _blocks(folder: HuggingFaceFolder) -> Iterator[str]:
         blocks = text.get("index_topk_blocks", older.get("sparse_topk_blocks", 16))
         if size * blocks < (least := SELECTED[folder.architecture]):
             yield f"index_topk_blocks {blocks} of index_block_size {size}, fewer tokens than {least}"
+
+
+def _layers(folder: HuggingFaceFolder) -> Iterator[str]:
+    """Parts of a layer of Llama-Nemotron that Bridge does not build, or in another size than it has them."""
+    if folder.architecture != "DeciLMForCausalLM":
+        return
+    groups = set()
+    for number, block in enumerate(folder.config.get("block_configs") or ()):
+        for part in ("attention", "ffn"):
+            settings: Settings = block.get(part) or {}
+            for name in _NOT_BUILT:
+                if settings.get(name):
+                    yield f"{name} {settings[name]!r} of {part} of block_configs[{number}]"
+        attention: Settings = block.get("attention") or {}
+        if not attention.get("no_op"):
+            groups.add(attention.get("n_heads_in_group"))
+    if len(groups) > 1:
+        yield f"n_heads_in_group {', '.join(map(str, sorted(groups, key=str)))} in different layers"
 
 
 def _rotated(folder: HuggingFaceFolder) -> Iterator[str]:

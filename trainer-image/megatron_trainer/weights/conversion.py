@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from megatron_trainer.weights import (
     destination,
     huggingface_folder,
     tied_values,
+    untrained_parts,
 )
 from megatron_trainer.weights.audit import Audit, Tie, check_tie, compare, imported_headers
 from megatron_trainer.weights.conversion_error import AuditError, ConversionError
@@ -24,7 +26,7 @@ from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.meter import Meter, sizes
 from megatron_trainer.weights.tensors import TensorRecord, TensorSource, records
 
-OUTPUT_LAYERS = ("lm_head.weight", "language_model.lm_head.weight")
+OUTPUT_LAYERS = ("lm_head.weight", "language_model.lm_head.weight", "thinker.lm_head.weight")
 """Its names in folders of Hugging Face."""
 _SHARED = {
     "model.embed_tokens.weight": re.compile(r"model\.layers\.\d+\.embed_tokens\.weight"),
@@ -36,7 +38,7 @@ _SHARED = {
 def import_weights(source: Path, target: Path, meter: Meter | None = None) -> Audit:
     """Convert a Hugging Face folder to a checkpoint. Raises ConversionError, AuditError with nothing left."""
     destination.check(target)
-    folder = huggingface_folder.read(source, "--from", weights=True)
+    folder = untrained_parts.without(huggingface_folder.read(source, "--from", weights=True))
     bridge = cpu_model.make_bridge(folder)
     with destination.building(target) as part, cpu_model.one_process():
         model = cpu_model.make_model(bridge, folder.dtype)
@@ -70,6 +72,7 @@ def export_weights(source: Path, target: Path, base: Path | None, meter: Meter |
     destination.check(target)
     directory = checkpoint.find(source, "--from")
     folder = _base(source, base)
+    untrained_parts.require(folder)
     with destination.building(target) as part, cpu_model.one_process():
         read = _open(directory, folder)
         huggingface_folder.copy_small_files(folder.path, part)
@@ -77,7 +80,8 @@ def export_weights(source: Path, target: Path, base: Path | None, meter: Meter |
         meter = meter or Meter()
         meter.begin("convert", _sizes(read.model))
         weights = meter.counted(read.weights)
-        huggingface_folder.write_weights(part, exported(read.bridge, read.model, weights, folder))
+        tensors = exported(read.bridge, read.model, weights, folder)
+        huggingface_folder.write_weights(part, chain(tensors, untrained_parts.tensors(folder)))
         return finish(_audit_export(read, part, meter), part)
 
 
@@ -114,7 +118,7 @@ def audit(source: Path, target: Path, base: Path | None, meter: Meter | None = N
         return Audit("copy", "huggingFace", before, compare(before, after))
     with cpu_model.one_process():
         if kinds == [True, False]:
-            folder = huggingface_folder.read(source, "--from", weights=True)
+            folder = untrained_parts.without(huggingface_folder.read(source, "--from", weights=True))
             return audit_import(folder, cpu_model.make_bridge(folder), target, meter)
         read = _open(checkpoint.find(source, "--from"), _base(source, base))
         return _audit_export(read, target, meter)
@@ -204,6 +208,8 @@ def _audit_export(read: _Exportable, target: Path, meter: Meter) -> Audit:
     tie = Tie(folder.tied, not any(name in folder.headers for name in OUTPUT_LAYERS))
     problems = [*compare(expected, found), *_compare_with_base(folder, read.base), *check_tie(tie)]
     written = records(meter.watched(folder.tensors()))
+    kept = records(untrained_parts.tensors(read.base))
+    problems += compare(kept, {name: written[name] for name in kept.keys() & written.keys()})
     result = {name: record.to_json() for name, record in sorted(written.items())}
     return Audit(read.conversion, "megatron", expected, problems, tie, {**read.details, "result": result})
 

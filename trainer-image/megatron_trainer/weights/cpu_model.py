@@ -57,6 +57,7 @@ CONVERTS: tuple[str, ...] = (
     "OlmoeForCausalLM",
     "FalconH1ForCausalLM",
     "MiniMaxM2ForCausalLM",
+    "DeciLMForCausalLM",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
@@ -69,6 +70,8 @@ CONVERTS: tuple[str, ...] = (
     "Qwen2AudioForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "MiniMaxM3SparseForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
 
@@ -101,16 +104,21 @@ def import_bridge() -> None:
         exaone45,
         gemma4,
         glm,
+        kimi,
+        llama_nemotron,
         local_layers,
         local_names,
         minimax_m3,
         partial_rotary,
         query_norms,
+        qwen3_omni,
         zero_centred_norms,
     )
 
-    for module in (adapter_norms, local_names, exaone45, gemma4, glm, minimax_m3, partial_rotary):
+    for module in (adapter_norms, local_names, exaone45, gemma4, glm, kimi, minimax_m3, partial_rotary):
         module.install()
+    qwen3_omni.install()
+    llama_nemotron.install()
     zero_centred_norms.install()
     query_norms.leave_out()
     local_layers.use_for_prediction()

@@ -42,7 +42,8 @@ class HuggingFaceFolder:
     def tied(self) -> bool:
         """Whether config.json ties the output layer to the embedding; transformers' default is by family."""
         # That of the whole counts before that of the text's part of a model that also reads images.
-        for settings in (self.config, self.config.get("text_config") or {}):
+        thinker = self.config.get("thinker_config") or {}
+        for settings in (self.config, self.config.get("text_config") or {}, thinker):
             if (tied := settings.get("tie_word_embeddings")) is not None:
                 return bool(tied)
         import transformers

@@ -13,7 +13,8 @@ def follow_keys(model: Any, weights: TensorSource) -> TensorSource:
     tied = {
         f"{name}.linear_qkv.weight": module
         for name, module in model.named_modules()
-        if getattr(module, "_tied_kv", False)
+        # Bridge's names of it in models with experts, and in dense ones.
+        if getattr(module, "_tied_kv", False) or getattr(module, "attention_k_eq_v", False)
     }
 
     def source(name: str) -> Any:

@@ -53,6 +53,7 @@ class ConstraintContext:
     unfused_attention: bool = False
     """Whether Transformer Engine computes attention without a fused kernel."""
     whole_norms: bool = False
+    one_stage: bool = False
     """Whether each rank builds norms of the queries and keys of all heads."""
     splits_itself: bool = False
     """Whether attention splits sequences over ranks without Transformer Engine."""
@@ -83,6 +84,12 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
         # `Gemma4DenseProvider.provide` of Megatron-Bridge.
         message = f"{layout.dims.pp} splits a model with perLayerEmbeddingSize"
         found.error(f"{_P}pipelineModelParallelSize", message, "set 1")
+    elif context.one_stage and layout.dims.pp > 1:
+        message = f"{layout.dims.pp} splits a model that Megatron-Bridge builds in one pipeline stage alone"
+        found.error(f"{_P}pipelineModelParallelSize", message, "set 1")
+    if context.shape.has_special_layers and layout.dims.vp > 1:
+        message = f"{layout.dims.vp} is set, and Megatron-Bridge builds these layers without virtual stages"
+        found.error(f"{_P}numVirtualStagesPerPipelineRank", message, "leave it out")
     return found.errors
 
 

@@ -89,6 +89,7 @@ class PlanningProblem:
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
             unfused_attention=self.resolved.training.attention_backend == "unfused",
             whole_norms=self._normalized_whole,
+            one_stage=self._in_one_stage,
             splits_itself=self._splits_itself,
         )
 
@@ -98,6 +99,13 @@ class PlanningProblem:
         if self.resolved.engine != "bridge" or function is None or function.function is None:
             return False
         return bridge_support.architecture(function.function) in bridge_support.NORMALIZED_WHOLE
+
+    @property
+    def _in_one_stage(self) -> bool:
+        function = self.resolved.function
+        if self.resolved.engine != "bridge" or function is None or function.function is None:
+            return False
+        return bridge_support.is_in_one_stage(function.function)
 
     @property
     def _splits_itself(self) -> bool:

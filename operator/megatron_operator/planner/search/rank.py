@@ -290,7 +290,9 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         return
     layout = smallest.dims.describe()
     needs = f"{memory.total / GIB:.1f} GiB of {problem.resolved.accelerator_type}'s {capacity / GIB:.1f} GiB"
-    most_efficient = "" if fully_requested else "even the most memory-efficient layout with it, "
+    most_efficient = (
+        "" if fully_requested else "even the most memory-efficient layout with it that the planner tries, "
+    )
     if fewer := _activations_to_reduce(problem, f"{most_efficient}{layout} needs {needs}"):
         found.extend([fewer])
         return
@@ -313,7 +315,7 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
     count = "1 accelerator" if problem.world == 1 else f"{problem.world} accelerators"
     found.error(
         "spec.accelerator.count",
-        f"on {count} even the most memory-efficient layout, {layout}, needs {needs}",
+        f"on {count} even the most memory-efficient layout that the planner tries, {layout}, needs {needs}",
         f"{more}, or accelerators with more memory{instead}",
     )
 
@@ -368,7 +370,8 @@ def _size_to_relax(problem: PlanningProblem, layout: str, needs: str) -> FieldEr
         if best := _simplest_that_fits(relaxed):
             return FieldError(
                 f"spec.parallelism.{alias}",
-                f"{value}: even the most memory-efficient layout with it, {layout}, needs {needs}",
+                f"{value}: even the most memory-efficient layout with it that the planner tries, {layout}, "
+                f"needs {needs}",
                 f"set {getattr(best.dims, dim)}, or leave it to the planner",
             )
     return None

@@ -33,7 +33,8 @@ MINIMAX_M3: dict[str, Any] = {
 
 
 def folder(architecture: str, **config: Any) -> HuggingFaceFolder:
-    task = "ForConditionalGeneration" if "text_config" in config else "ForCausalLM"
+    reads_more = {"text_config", "thinker_config"} & config.keys()
+    task = "ForConditionalGeneration" if reads_more else "ForCausalLM"
     return HuggingFaceFolder(Path("/data/model"), {"architectures": [f"{architecture}{task}"], **config}, {})
 
 
@@ -41,9 +42,16 @@ def ministral3(**settings: Any) -> dict[str, Any]:
     return {"text_config": {"model_type": "ministral3", "rope_parameters": {"rope_type": "yarn"}} | settings}
 
 
+def layer(**attention: Any) -> dict[str, Any]:
+    """A layer of Llama-Nemotron."""
+    return {"attention": {"n_heads_in_group": 8} | attention, "ffn": {"ffn_mult": 2.625}}
+
+
 @pytest.mark.parametrize(
     ("architecture", "config"),
     [
+        ("DeciLM", {"rope_scaling": LLAMA3, "block_configs": [layer(), layer(n_heads_in_group=8)]}),
+        ("DeciLM", {"block_configs": [layer(), layer(no_op=True, n_heads_in_group=None)]}),
         ("Llama", {}),
         ("Llama", {"rope_scaling": None, "hidden_act": "silu"}),
         ("Llama", {"rope_scaling": LLAMA3}),
@@ -62,6 +70,7 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Gemma3", {"text_config": {"sliding_window": 1024}, "mm_tokens_per_image": 256}),
         ("Gemma3", {"text_config": {"sliding_window": None}, "mm_tokens_per_image": None}),
         ("Gemma4", {"text_config": {"enable_moe_block": True, "rope_parameters": GEMMA4_ROPE}}),
+        ("Gemma4", {"text_config": {"enable_moe_block": False, "rope_parameters": GEMMA4_ROPE}}),
         ("Glm4vMoe", {"text_config": {"partial_rotary_factor": 0.5, "n_group": 1}}),
         ("Qwen3Next", {"partial_rotary_factor": 0.25, "layer_types": ["linear_attention"] * 2}),
         ("Qwen3_5", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
@@ -79,6 +88,16 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
 @pytest.mark.parametrize(
     ("architecture", "config", "text"),
     [
+        (
+            "DeciLM",
+            {"block_configs": [layer(), layer(replace_with_linear=True)]},
+            "replace_with_linear True of attention of block_configs[1]",
+        ),
+        (
+            "DeciLM",
+            {"block_configs": [layer(), layer(n_heads_in_group=4)]},
+            "n_heads_in_group 4, 8 in different layers",
+        ),
         ("Llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ("Llama", {"rope_scaling": {**LLAMA3, "high_freq_factor": 2.0}}, "high_freq_factor 2.0"),
         ("Llama", {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 4096}}, "which is 8192"),
@@ -101,7 +120,17 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             {"text_config": {"sliding_window": 128}, "mm_tokens_per_image": 256},
             "mm_tokens_per_image 256, which is more than sliding_window 128",
         ),
-        ("Gemma4", {"text_config": {"enable_moe_block": False}}, "enable_moe_block False, which is True"),
+        ("Gemma4", {"text_config": {"attention_k_eq_v": False}}, "attention_k_eq_v False, which is True"),
+        (
+            "Qwen3OmniMoe",
+            {"thinker_config": {"text_config": {"norm_topk_prob": False}}},
+            "norm_topk_prob False, which is True",
+        ),
+        (
+            "Qwen3OmniMoe",
+            {"thinker_config": {"text_config": {"rope_parameters": {"rope_theta": 1e4}}}},
+            "rope_theta 10000.0 of rope_type 'default', which is 1000000.0 there",
+        ),
         ("Glm4vMoe", {"text_config": {"n_group": 2}}, "n_group 2, which is 1 there"),
         (
             "Glm4vMoe",

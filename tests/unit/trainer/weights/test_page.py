@@ -5,6 +5,7 @@ from pathlib import Path
 from megatron_trainer.weights.cpu_model import CONVERTS
 
 from testkit.image_models import FAMILIES as IMAGE_FAMILIES
+from testkit.omni_text import FAMILIES as OMNI_FAMILIES
 from testkit.sound_models import FAMILIES as SOUND_FAMILIES
 from testkit.weights.families import FAMILIES
 
@@ -25,7 +26,9 @@ def test_every_family_has_a_row_with_its_architecture() -> None:
 def test_the_families_that_convert_are_those_of_the_command() -> None:
     rows = _rows()
     converted = {family.architecture for family in FAMILIES if "| bit for bit |" in rows[family.name]}
-    # tests/trainer/test_image_text.py and test_sound_text.py convert these: their logits need media.
-    read_media = {family.architecture for family in (IMAGE_FAMILIES | SOUND_FAMILIES).values()}
+    # Their logits need media: tests/trainer/test_image_text.py, test_sound_text.py, test_omni.py.
+    read_media = {
+        family.architecture for family in (IMAGE_FAMILIES | SOUND_FAMILIES | OMNI_FAMILIES).values()
+    }
     assert converted | read_media == set(CONVERTS)
     assert [name for name in read_media if f"`{name}`" not in PAGE.read_text()] == []

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from megatron_trainer.weights import tied_values
 
@@ -12,9 +13,12 @@ WIDTH, GROUPS, HIDDEN = 2, 2, 3
 class Model:
     """A layer whose values are its keys, and one with values of its own; two heads of queries a group."""
 
+    def __init__(self, attribute: str = "_tied_kv") -> None:
+        self._attribute = attribute
+
     def named_modules(self) -> list[tuple[str, SimpleNamespace]]:
         config = SimpleNamespace(num_query_groups=GROUPS)
-        tied = SimpleNamespace(_tied_kv=True, hidden_size_per_attention_head=WIDTH, config=config)
+        tied = SimpleNamespace(**{self._attribute: True}, hidden_size_per_attention_head=WIDTH, config=config)
         return [(NAME, tied), ("decoder.layers.4.self_attention", SimpleNamespace())]
 
 
@@ -23,8 +27,9 @@ def rows() -> torch.Tensor:
     return torch.arange(GROUPS * 4 * WIDTH * HIDDEN, dtype=torch.float32).view(-1, HIDDEN)
 
 
-def test_the_values_of_each_group_are_its_keys() -> None:
-    weights = tied_values.follow_keys(Model(), lambda _: rows())
+@pytest.mark.parametrize("attribute", ["_tied_kv", "attention_k_eq_v"])
+def test_the_values_of_each_group_are_its_keys(attribute: str) -> None:
+    weights = tied_values.follow_keys(Model(attribute), lambda _: rows())
 
     found = weights(f"{NAME}.linear_qkv.weight").view(GROUPS, 4, WIDTH, HIDDEN)
     given = rows().view(GROUPS, 4, WIDTH, HIDDEN)

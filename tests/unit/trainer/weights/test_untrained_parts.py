@@ -1,0 +1,39 @@
+"""Tensors that a model in Megatron does not have, and that an export takes from the base's folder."""
+
+from pathlib import Path
+
+import pytest
+from megatron_trainer.weights import untrained_parts
+from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
+from megatron_trainer.weights.tensors import Header
+
+OMNI = "Qwen3OmniMoeForConditionalGeneration"
+NAMES = ("code2wav.decoder.weight", "talker.model.norm.weight", "thinker.model.norm.weight")
+
+
+def folder(architecture: str = OMNI, *, weights: bool = True, **config: bool) -> HuggingFaceFolder:
+    file = Path("model.safetensors") if weights else None
+    headers = {name: Header(file, (4,), "bfloat16") for name in NAMES}
+    return HuggingFaceFolder(Path("model"), {"architectures": [architecture], **config}, headers)
+
+
+def test_what_speaks_is_left_out_of_what_is_converted() -> None:
+    assert set(untrained_parts.without(folder()).headers) == {"thinker.model.norm.weight"}
+
+
+def test_other_models_are_converted_whole() -> None:
+    whole = folder("Qwen3ForCausalLM")
+    assert untrained_parts.without(whole) == whole
+    assert list(untrained_parts.tensors(whole)) == []
+
+
+def test_an_export_requires_the_weights_of_what_speaks() -> None:
+    untrained_parts.require(folder())
+    with pytest.raises(ConversionError, match=r"talker and code2wav of .*: --base FOLDER"):
+        untrained_parts.require(folder(weights=False))
+
+
+def test_an_export_of_a_model_that_does_not_speak_requires_none() -> None:
+    untrained_parts.require(folder(weights=False, enable_audio_output=False))
+    untrained_parts.require(folder("Qwen3ForCausalLM", weights=False))
