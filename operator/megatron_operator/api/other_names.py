@@ -96,6 +96,16 @@ _NOT_NEEDED: Final = {
         "gradientAccumulationSteps gradientAccumulation accumulateGradBatches numMicrobatches"
     ),
     "write it into a Secret, which secretKeyRef names": "apiKey apiToken",
+    "leave it out: the platform sets tolerations, in the accelerator's profile": "tolerations",
+    "leave it out: the platform sets affinity, by nodeLabels and topology of the accelerator's profile": (
+        "affinity nodeAffinity podAffinity podAntiAffinity topologySpreadConstraints"
+    ),
+    "leave it out: the platform sets resources of pods, in the accelerator's profile": (
+        "resources requests limits podResources"
+    ),
+    "leave it out: the platform sets volumes, in podTemplate of the accelerator's profile": (
+        "volumes volumeMounts"
+    ),
 }
 
 _VALUES: Final[Mapping[tuple[str, str], str]] = {

@@ -53,8 +53,8 @@ class TrainingSpec(ApiModel):
     min_lr: NonNegative | None = None
     """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] | None = None
-    """Decay schedule of the learning rate (Megatron's default is linear). With engine megatron WSD needs
-    lr-wsd-decay-iters or lr-wsd-decay-samples of megatronArgs."""
+    """Decay schedule of the learning rate (Megatron's default is linear). WSD needs lr-wsd-decay-iters
+    or lr-wsd-decay-samples of megatronArgs; engine bridge, which takes neither, refuses it."""
     lr_warmup_iters: Annotated[int, Field(ge=0, le=10**12)] | None = None
     """Warm-up in iterations; with trainIters only."""
     lr_warmup_samples: Annotated[int, Field(ge=0, le=10**15)] | None = None

@@ -8,7 +8,7 @@ from megatron_operator.api.rule import Rule, exclusive, rule
 TRAINING: Final[tuple[Rule, ...]] = (
     rule(
         "spec.training",
-        "trainTokens",
+        "",
         at_most_one("trainIters", "trainSamples", "trainTokens"),
         "the length of the run is set more than once",
         "keep one of trainTokens, trainIters and trainSamples",
@@ -30,7 +30,7 @@ TRAINING: Final[tuple[Rule, ...]] = (
     ),
     rule(
         "spec.training",
-        "lrWarmupFraction",
+        "",
         at_most_one("lrWarmupFraction", "lrWarmupIters", "lrWarmupSamples"),
         "the warm-up is set more than once",
         "keep one of lrWarmupFraction, lrWarmupIters and lrWarmupSamples",

@@ -182,7 +182,9 @@ class Catalog:
             return FieldError("spec.recipe", f"{message}: {reason}", f"name another one; {all_of_them}")
         known = [*self.names(), *self._aliases, *self._functions]
         trained_by = hugging_face.entry_of(name)
-        of_that_model = [trained_by] if trained_by in known else []
+        # Recipes that pretrain have the model's name alone.
+        alone = name.lower().removesuffix("-pretrain")
+        of_that_model = [each for each in (trained_by, alone) if each in known][:1]
         near = of_that_model or difflib.get_close_matches(name[:100].lower(), known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         broken = "".join(f"; {problem}" for problem in self.problems)

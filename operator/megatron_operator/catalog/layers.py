@@ -47,7 +47,7 @@ def catalog_layers(
     function = named = catalog.function(spec.recipe or "")
     if entry.engine == "bridge" and entry.planned_only is None:
         function = bridge_functions.select_function(entry, named, hardware, spec)
-        found.extend(bridge_functions.unsupported_setting_errors(spec, function, started=entry.starts))
+        found.extend(bridge_functions.unsupported_setting_errors(spec, function, entry))
     starts = entry.starts and (function is None or entry.can_start(function))
     layout = select_layout(
         entry, hardware, spec, found, named, _packages(entry, spec, profile, starts=starts)

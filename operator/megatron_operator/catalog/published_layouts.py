@@ -114,6 +114,8 @@ def select_layout(
 def layout_notes(layout: PublishedLayout, count: int, hardware: str) -> list[str]:
     """What is true only where this layout is used."""
     used = f"the published layout for {count} x {hardware} is used ({layout.source})"
+    if hardware == "h200" and "h100-sxm" in layout.accelerators:
+        used = f"the layout published for {count} x h100-sxm is used on {hardware} too ({layout.source})"
     return [used, "NVFP4 is estimated at the speed of FP8"] if layout.precision == "nvfp4" else [used]
 
 

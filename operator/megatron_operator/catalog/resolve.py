@@ -195,6 +195,8 @@ def _complete(
     if entry is None or entry.engine == "megatron":
         data.complete_data(merged["data"], model, found)
         _check_positions(model, training, found)
+    elif entry.leaves_sizes_open:
+        _check_positions(model, training, found)
     elif entry.starts:
         _check_positions_of_bridge(entry, merged, found)
     missing = _missing(merged, entry)
@@ -272,11 +274,12 @@ def _repeated_variables(spec: MegatronRecipeSpec) -> list[FieldError]:
 
 def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> list[FieldError]:
     fix = "set it" if entry else f"set it, or set recipe to one of the catalog (`{LIST_COMMAND}`)"
+    sized = entry is not None and entry.engine == "bridge" and not entry.leaves_sizes_open
     errors = [
         FieldError(f"spec.{section}.{leaf}", "is not set", fix)
         for section, leaves in _REQUIRED.items()
         for leaf in leaves
-        if leaf not in merged[section] and (section != "model" or entry is None or entry.engine == "megatron")
+        if leaf not in merged[section] and not (section == "model" and sized)
     ]
     training = merged["training"]
     if schedule.largest_batch(training) is None:
@@ -376,6 +379,10 @@ def _checkpoint(
             "storage_class_name": volume.storage_class_name or defaults.storage_class_name,
         }
         volume = volume.model_copy(update=filled)
+    elif not spec.retain_on_delete:
+        message = "false has no effect on the claim of checkpoint.volume.claimName, which is never deleted"
+        fix = "leave it out, or set checkpoint.volume.size for a new claim"
+        found.error("spec.checkpoint.retainOnDelete", message, fix)
     if spec.keep_best is None and asked.export is not None and "best" in asked.export.moments:
         spec = spec.model_copy(update={"keep_best": True})
         found.origin("checkpoint.keepBest", "export.when")

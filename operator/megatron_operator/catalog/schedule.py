@@ -103,7 +103,7 @@ def scale_learning_rate(training: Training, entry_batch: int | None, found: Diag
     ratio = batch / entry_batch
     factor = math.sqrt(ratio) if rule == "sqrt" else ratio
     for leaf in ("lr", "minLr"):
-        if leaf in training and origins.get(f"training.{leaf}") != "recipe":
+        if training.get(leaf) and origins.get(f"training.{leaf}") != "recipe":
             before = training[leaf]
             training[leaf] = float(f"{before * factor:.6g}")
             origins[f"training.{leaf}"] += f", scaled by {rule}"

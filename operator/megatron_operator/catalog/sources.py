@@ -17,6 +17,7 @@ FOLDER: Final = "prepared"
 """Folder of the data volume with all prepared datasets."""
 SCHEME: Final = "s3://"
 """Begins the path of objects."""
+_PATTERN: Final = re.compile(r"[*?\[]")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _NAMED_BY: Final = {"jsonl": "key", "parquet": "column", "hf": "column"}
 """Format -> the field that names where its text is."""
@@ -126,7 +127,13 @@ def _object_errors(path: str, kind: str, at: str) -> Iterator[FieldError]:
         yield FieldError(f"{at}.path", message, fix)
     elif not _BUCKET.fullmatch(bucket):
         message = f"{shown(path)} has no bucket's name after s3://"
-        yield FieldError(f"{at}.path", message, "write s3://bucket/name; a bucket cannot be a pattern")
+        fix = "write s3://bucket/name; a bucket cannot be a pattern"
+        if bucket and not _PATTERN.search(bucket):
+            message = f"{shown(bucket)} of {shown(path)} is not a bucket's name"
+            fix = (
+                "write 3 to 63 lower-case letters, digits, dots and dashes, the first and last no dot or dash"
+            )
+        yield FieldError(f"{at}.path", message, fix)
     elif not key:
         fix = f"name its objects, for example {SCHEME}{bucket}/*.jsonl"
         yield FieldError(f"{at}.path", f"{shown(path)} is a whole bucket", fix)

@@ -123,13 +123,12 @@ def _print(found: "list[Recommendation]", query: "Query", fits: list[str] | None
 
 def _length(best: "Recommendation") -> list[str]:
     """The count that makes a run of years a month."""
-    from megatron_operator.cli.run_length import DAY, LONG_DAYS, MONTH_DAYS, month_count, run_seconds
+    from megatron_operator.cli.run_length import DAY, LONG_DAYS, for_a_month, run_seconds
 
     seconds = run_seconds(best.plan) if best.plan is not None else None
     if best.plan is None or seconds is None or seconds <= LONG_DAYS * DAY:
         return []
-    count = month_count(best.plan, seconds)
-    return [f"for {MONTH_DAYS} days take about {count:,} GPUs at this speed per GPU"]
+    return [for_a_month(best.plan, seconds)]
 
 
 def _next_command(recommendation: "Recommendation", query: "Query") -> str:

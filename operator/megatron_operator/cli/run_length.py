@@ -12,6 +12,8 @@ LONG_DAYS = 60
 MONTH_DAYS = 30
 DAY = 86400.0
 _HOUR = 3600.0
+_NODE = 8
+"""A count of which nodes of 1, 2, 4 or 8 accelerators are whole; a run on one node may use part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +48,52 @@ def length(plan: Plan) -> str | None:
     text = f"{duration(seconds)} without interruptions, as estimated"
     if seconds <= LONG_DAYS * DAY:
         return text
+    return f"{text}; {for_a_month(plan, seconds)}"
+
+
+def for_a_month(plan: Plan, seconds: float) -> str:
+    """`for 30 days take about 9,600 GPUs ...`, of a run of `seconds`: a count and a batch with a plan."""
     count = month_count(plan, seconds)
-    text += f"; for {MONTH_DAYS} days take about {count:,} GPUs at this speed per GPU"
-    least = _least_batch(plan, count)
-    return text if least <= plan.global_batch_size else f"{text}, and a globalBatchSize of at least {least:,}"
+    text = f"for {MONTH_DAYS} days take about {count:,} GPUs at this speed per GPU"
+    batch = _month_batch(plan, count)
+    return text if batch == plan.global_batch_size else f"{text}, and a globalBatchSize of at least {batch:,}"
 
 
 def month_count(plan: Plan, seconds: float) -> int:
-    """Whole pods' accelerators that make a run of `seconds` a month, at the same speed per accelerator.
+    """Accelerators of whole nodes that make a run of `seconds` a month, at the same speed per accelerator.
 
-    The least number of pods over which the batch can be divided, if one is below twice as many as needed.
+    The plan's layout divides them; the least over which its batch can be divided too, if one is below twice
+    as many as needed.
     """
-    needed = math.ceil(plan.nodes * seconds / (MONTH_DAYS * DAY))
-    fitting = (pods for pods in range(needed, 2 * needed) if _takes(plan, pods * plan.per_node))
-    return next(fitting, needed) * plan.per_node
+    dims = ParallelDims.of_plan(plan)
+    unit = math.lcm(
+        plan.per_node if plan.nodes > 1 else math.lcm(plan.per_node, _NODE),
+        dims.tp * dims.pp * dims.cp,
+        dims.etp * dims.ep * dims.pp,
+    )
+    needed = math.ceil(plan.world_size * seconds / (MONTH_DAYS * DAY))
+    first = math.ceil(needed / unit) * unit
+    return next((count for count in range(first, 2 * needed, unit) if _takes(plan, count)), first)
 
 
 def _takes(plan: Plan, count: int) -> bool:
-    """Whether the layout and the global batch of a plan can be divided over `count` accelerators."""
-    dims = ParallelDims.of_plan(plan)
-    ranks, rest = divmod(count, dims.tp * dims.pp * dims.cp)
-    return rest == 0 and plan.global_batch_size % (ranks * plan.micro_batch_size) == 0
+    """Whether a plan's global batch can be divided over `count` accelerators, which its layout divides."""
+    return plan.global_batch_size % (_data_parallel(plan, count) * plan.micro_batch_size) == 0
 
 
-def _least_batch(plan: Plan, count: int) -> int:
-    """Samples with which every data-parallel rank of `count` accelerators has one for each pipeline stage."""
+def _data_parallel(plan: Plan, count: int) -> int:
     dims = ParallelDims.of_plan(plan)
-    return math.ceil(count / (dims.tp * dims.pp * dims.cp)) * plan.micro_batch_size * dims.pp
+    return count // (dims.tp * dims.pp * dims.cp)
+
+
+def _month_batch(plan: Plan, count: int) -> int:
+    """Samples with which every data-parallel rank of `count` accelerators has one for each pipeline stage.
+
+    The plan's own batch where that has as many and can be divided, or else a multiple.
+    """
+    pp = ParallelDims.of_plan(plan).pp
+    least, batch = _data_parallel(plan, count) * plan.micro_batch_size * pp, plan.global_batch_size
+    return batch if batch >= least and _takes(plan, count) else math.ceil(batch / least) * least
 
 
 def batch_remark(plan: Plan) -> str | None:

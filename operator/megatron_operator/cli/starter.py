@@ -42,6 +42,8 @@ _LAYOUT = (
     "expert_model_parallel_size",
 )
 _CLAIM, _MODEL = "corpus", "/data/model"
+_SIZES = {"numLayers": 24, "hiddenSize": 2048, "numAttentionHeads": 16, "vocabSize": 50304}
+"""GPT-3 XL's, for recipes that leave the sizes of the model to their users."""
 _HYPERPARAMETERS = ("seq_length", "global_batch_size", "lr", "train_iters", "train_samples")
 
 
@@ -222,6 +224,8 @@ def _resource(recipe: str, entry: Entry, accelerator: str, count: int) -> dict[s
     elif _reads_folder(entry):
         spec["data"]["volume"] = {"claimName": _CLAIM}
         spec["init"] = {"modelFolder": _MODEL}
+    if entry.leaves_sizes_open:
+        spec["model"] = dict(_SIZES)
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": entry.name}, "spec": spec}
 
 
@@ -277,6 +281,10 @@ def _lines(
     yield f"    type: {accelerator}"
     pods = f"{planned.plan.nodes} pod{'s' if planned.plan.nodes > 1 else ''} of {planned.plan.per_node}"
     yield f"    count: {count}  # of the whole run, in {pods}"
+    if entry.leaves_sizes_open:
+        yield "  # The sizes of your model:"
+        yield "  model:"
+        yield from (f"    {name}: {size}" for name, size in _SIZES.items())
     yield from _init(entry) if _fine_tunes(entry) else ()
     if _reads_folder(entry):
         yield "  init:"

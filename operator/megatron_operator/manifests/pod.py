@@ -15,6 +15,7 @@ from megatron_operator.manifests.grace import grace_seconds
 from megatron_operator.manifests.metadata import ROLE_TRAINER, Manifest, Owner
 from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 from megatron_operator.manifests.storage import Storage
+from megatron_operator.planner.estimate.offloading import offloaded_bytes
 
 
 def image(resolved: ResolvedRecipe) -> str:
@@ -64,6 +65,7 @@ def shm_size(resolved: ResolvedRecipe, plan: Plan) -> str:
 def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
     """The container's `resources`: CPU and memory in proportion to its accelerators, /dev/shm as memory.
 
+    Optimizer states that are offloaded to the host add to its memory.
     Requests equal limits, so that the pod is among the last to be evicted (QoS class Guaranteed, if all its
     other containers comply: docs/platform.md).
     """
@@ -76,12 +78,12 @@ def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
         if profile.platform == "gpu" and cores >= 1:
             # The kubelet's static CPU manager gives cores of their own to whole, equal amounts only.
             requests["cpu"] = limits["cpu"] = quantity.cores(Fraction(int(cores)))
-    shm = quantity.parse(shm_size(resolved, plan))
+    beside = quantity.parse(shm_size(resolved, plan)) + offloaded_bytes(resolved, plan)
     if profile.resources.memory is not None:
-        memory = quantity.memory(quantity.parse(profile.resources.memory) * share + shm)
+        memory = quantity.memory(quantity.parse(profile.resources.memory) * share + beside)
         requests["memory"] = limits["memory"] = memory
     else:
-        requests["memory"] = quantity.memory(shm)
+        requests["memory"] = quantity.memory(beside)
     if profile.resource_name is not None:
         limits[profile.resource_name] = str(plan.per_node)
     if whole_node(resolved, plan):

@@ -20,7 +20,7 @@ from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
 from megatron_operator.planner.batch import iterations
-from megatron_operator.planner.bridge_notes import function_name
+from megatron_operator.planner.bridge_notes import function_name, missing_kernels
 from megatron_operator.planner.estimate import group_communication, memory, step_time
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.diffusion import sample_tokens
@@ -267,7 +267,7 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
             f"{function_name(resolved)} {function.obstacle}, and the trainer image does not start it",
             f"name the recipe instead: {resolved.recipe}",
         )
-    missing = [x for x in bridge_support.KERNELS.get(reason, ()) if x not in resolved.profile.image_has]
+    missing = missing_kernels(resolved)
     packages, added = " and ".join(missing), ""
     if missing:
         reason = f"on GPUs the trainer's image lacks kernels that it needs: {packages}"

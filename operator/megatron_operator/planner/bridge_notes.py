@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.bridge_support import SEEN_ON_A_GPU
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
@@ -44,12 +45,26 @@ def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
         return plan.model_copy(update={"notes": [*plan.notes, *_tower_notes(resolved), note]})
     note = (
         f"run by Megatron-Bridge ({function_name(resolved)}; `megatron args` prints the command): this"
-        " operator does not start its loop yet, and the command is untested on hardware"
+        f" operator does not start {_not_started(resolved)}, and the command is untested on hardware"
     )
     if resolved.function is not None and resolved.function.own:
         note = f"run by Megatron-Bridge ({function_name(resolved)}, of this project), and not started here"
     own = (*_tower_notes(resolved), *diffusion_plan.notes(resolved, plan), *_adapter_notes(resolved, plan))
     return plan.model_copy(update={"notes": [*plan.notes, *own, note]})
+
+
+def missing_kernels(resolved: ResolvedRecipe) -> list[str]:
+    """Packages that the profile's image lacks, and without which the operator does not start a recipe."""
+    function = resolved.function.function if resolved.function else None
+    reason = bridge_support.obstacle(str(function), resolved.mode, resolved.profile)
+    return [x for x in bridge_support.KERNELS.get(reason, ()) if x not in resolved.profile.image_has]
+
+
+def _not_started(resolved: ResolvedRecipe) -> str:
+    missing = missing_kernels(resolved)
+    if not missing:
+        return "its loop yet"
+    return f"it while imageHas of profile {resolved.accelerator_type} lacks {' and '.join(missing)}"
 
 
 def _tower_notes(resolved: ResolvedRecipe) -> Iterator[str]:
@@ -73,9 +88,10 @@ def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
         return
     epochs = data.max_epochs or 1
     what = "samples" if resolved.media else "conversations"
+    times = "once" if epochs == 1 else f"{epochs:,} times"
     yield (
         f"data.sources must have at least {math.ceil(length / epochs) * batch:,} {what} for training:"
-        f" trainIters {length:,} x globalBatchSize {batch:,}, at most {epochs:,} times each (data.maxEpochs)"
+        f" trainIters {length:,} x globalBatchSize {batch:,}, at most {times} each (data.maxEpochs)"
     )
 
 
@@ -88,9 +104,10 @@ def _frozen_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
     known = len(of_tower) != 1 or all(tower.projector is not None for tower in shape.towers)
     language = "language" in resolved.frozen
     activations = "; activations are estimated as if the language model were trained" if language else ""
+    unknown = "" if known else " (with the encoder's: how many of them are the projector's is not known)"
     yield (
-        f"frozen: {', '.join(resolved.frozen)}; {'' if known else 'at most '}{trained:,} parameters are"
-        f" trained, the others have neither gradients nor optimizer states{activations}"
+        f"frozen: {', '.join(resolved.frozen)}; {'' if known else 'at most '}{trained:,} parameters{unknown}"
+        f" are trained, the others have neither gradients nor optimizer states{activations}"
     )
 
 

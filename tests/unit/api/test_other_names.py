@@ -87,6 +87,22 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ),
         ("training", "colour", "leave it out; other Megatron flags go below spec.megatronArgs"),
         ("scheduling", "colour", "leave it out"),
+        (
+            "scheduling",
+            "tolerations",
+            "leave it out: the platform sets tolerations, in the accelerator's profile",
+        ),
+        (
+            "scheduling",
+            "affinity",
+            "leave it out: the platform sets affinity, by nodeLabels and topology of the accelerator's"
+            " profile",
+        ),
+        (
+            "checkpoint",
+            "volumeMounts",
+            "leave it out: the platform sets volumes, in podTemplate of the accelerator's profile",
+        ),
         ("checkpoint", "interval", "did you mean `saveInterval`?"),
     ],
 )

@@ -8,8 +8,9 @@ from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.catalog import Entry, bridge_support
 from megatron_trainer.weights.cpu_model import CONVERTS
 
-from testkit.fine_tuned import CASES, FROZEN_CASES, IMAGE_CASES, SOUND_CASES
+from testkit.fine_tuned import CASES, FROZEN_CASES, IMAGE_CASES, OMNI_CASES, SOUND_CASES
 from testkit.image_models import FAMILIES
+from testkit.omni_text import FAMILIES as OMNI_FAMILIES
 from testkit.pretrained import CASES as PRETRAINED
 from testkit.sound_models import FAMILIES as SOUND_FAMILIES
 from testkit.weights.families import by_name
@@ -36,7 +37,7 @@ def test_every_model_that_is_started_is_trained_in_each_mode_of_its_recipes(mode
         for x in CASES
         if entries[x.recipe].modes[0] == mode
     }
-    read = bridge_support.READ_IMAGES | bridge_support.READ_SOUND
+    read = bridge_support.READ_IMAGES | bridge_support.READ_SOUND | bridge_support.READ_BOTH
     fine_tuned = (bridge_support.STARTED - read) & with_recipes
     assert trained == {name: name for name in fine_tuned}
 
@@ -64,6 +65,13 @@ def test_every_model_that_takes_sound_is_trained_on_it_in_both_modes(mode: str) 
     }
 
     assert trained == {name: name for name in bridge_support.READ_SOUND}
+
+
+def test_every_model_that_reads_images_and_takes_sound_is_trained_on_both() -> None:
+    entries = {entry.name: entry for entry in OF_BRIDGE}
+    trained = {architecture(entries[x.recipe]): OMNI_FAMILIES[x.family].architecture for x in OMNI_CASES}
+
+    assert trained == {name: name for name in bridge_support.READ_BOTH}
 
 
 def test_the_projector_of_every_model_whose_recipe_trains_it_alone_was_trained() -> None:
@@ -111,7 +119,11 @@ def test_a_recipe_that_is_started_has_a_function_that_is(entry: Entry) -> None:
 
 
 def test_a_small_model_of_every_architecture_that_is_pretrained_was_trained() -> None:
-    pretrained = {architecture(entry) for entry in ON_CPUS if entry.starts and not entry.fine_tunes} - {""}
+    pretrained = {
+        architecture(entry)
+        for entry in ON_CPUS
+        if entry.starts and not entry.fine_tunes and not entry.reads_latents
+    }
     entries = {entry.name: entry for entry in OF_BRIDGE}
 
     assert {case.architecture for case in PRETRAINED} == pretrained

@@ -18,10 +18,10 @@ def test_the_page_has_the_number_of_estimated_recipes() -> None:
     assert f"{len(estimated)} of the catalog's {len(entries)} recipes are estimated" in PAGE.read_text()
 
 
-def test_the_one_recipe_without_an_estimate_states_why_and_is_not_started() -> None:
+def test_the_one_recipe_without_an_estimate_states_why_and_takes_its_sizes() -> None:
     [without] = [entry for entry in catalog.load() if model_shape(entry.model, Diagnostics()) is None]
     assert without.model.not_estimated
-    assert not without.starts
+    assert without.leaves_sizes_open
     assert f"`{without.name}` alone has no estimate" in PAGE.read_text()
 
 

@@ -354,3 +354,8 @@ def test_a_recipe_that_another_one_must_precede_is_in_the_notes(resolve: Resolve
     volume = {"volume": {"claimName": "runs"}}
     resolved = resolve(recipe="small-1", init={"from": {"recipe": "first-half"}}, checkpoint=volume)
     assert "waits until recipe first-half has succeeded, and starts from its weights" in resolved.notes
+
+
+def test_the_catalogs_name_of_a_model_comes_first_for_a_name_with_its_mode() -> None:
+    with pytest.raises(InvalidRecipeError, match=r"did you mean gemma3-1b\?"):
+        catalog.load().get("gemma3-1b-pretrain")

@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import ResolvedRecipe
-from megatron_operator.catalog.schedule import largest_batch, tokens
+from megatron_operator.catalog.schedule import largest_batch, scale_learning_rate, tokens
 
 Resolve = Callable[..., ResolvedRecipe]
 Refusal = Callable[..., dict[str, str]]
@@ -87,6 +88,16 @@ def test_a_learning_rate_that_the_recipe_sets_is_not_scaled(resolve: Resolve) ->
     training = resolve(recipe="small-1", training=asked).training
     assert training.lr == 2e-3
     assert training.min_lr == pytest.approx(4e-4)
+
+
+def test_a_rate_of_zero_is_not_reported_as_scaled(resolve: Resolve) -> None:
+    asked = {"globalBatchSize": 128, "lrScaling": "linear", "minLr": 0.0}
+    resolved = resolve(recipe="small-1", training=asked)
+    assert not any("minLr 0" in note for note in resolved.notes)
+    layers = {"lr": 1e-3, "minLr": 0.0, "lrScaling": "linear", "globalBatchSize": 128}
+    found = Diagnostics(origins={"training.lr": "catalog", "training.minLr": "catalog"})
+    scale_learning_rate(layers, 32, found)
+    assert [note.split()[0] for note in found.notes] == ["lr"]
 
 
 def test_a_batch_change_without_a_rule_keeps_the_rate_with_a_note(resolve: Resolve) -> None:

@@ -14,13 +14,12 @@ def megatron(*words: str) -> Result:
     return CliRunner().invoke(cli, list(words))
 
 
-def test_values_that_are_not_modelled_are_null_in_a_plan() -> None:
+def test_a_plan_of_a_function_without_sizes_names_those_that_are_missing() -> None:
     done = megatron("plan", "--recipe", "vanilla-gpt", *EIGHT, "-o", "json")
-    plan = json.loads(done.stdout)
-    assert plan["worldSize"] == 8
-    assert plan["alternatives"] == []
-    unknown = ("parameters", "activeParameters", "flopsPerToken", "memoryPerGpu", "expected")
-    assert [plan[field] for field in unknown] == [None] * len(unknown)
+    assert done.exit_code == 2
+    missing = [error["field"] for error in json.loads(done.stdout)["errors"]]
+    sizes = ("numLayers", "hiddenSize", "numAttentionHeads", "vocabSize")
+    assert missing == [f"spec.model.{leaf}" for leaf in sizes]
 
 
 @pytest.mark.parametrize("recipe", ["qwen3.5-vl-9b-sft", "qwen35_vl_9b_sft_config"])
@@ -39,11 +38,11 @@ def test_args_prints_the_command_of_megatron_bridge() -> None:
 
 
 def test_render_reports_that_there_are_no_objects() -> None:
-    done = megatron("render", "--recipe", "qwen3-omni-30b-a3b-sft", *EIGHT, "-o", "json")
+    done = megatron("render", "--recipe", "nemotron3-nano-omni-30b-a3b-sft", *EIGHT, "-o", "json")
     assert done.exit_code == 2
     (error,) = json.loads(done.stdout)["errors"]
     assert error["field"] == "spec.recipe"
-    assert "not started: the weights of its talker do not convert" in error["message"]
+    assert "not started: its configuration is code in the model's folder" in error["message"]
 
 
 def test_the_list_has_engine_mode_and_function() -> None:

@@ -1,6 +1,7 @@
 """Numbers of a whole run that people misread: its length, its cost, a batch that is too small."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner, Result
@@ -54,6 +55,42 @@ def test_the_count_for_a_month_is_one_that_the_batch_takes(recipe: str) -> None:
     count = line.partition("take about ")[2].split()[0].replace(",", "")
     planned = megatron("plan", *words[:3], count, *words[4:], "-o", "json")
     assert planned.exit_code == 0, planned.stdout
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "tokens"),
+    [
+        ("llama3-8b-128k", "32", "15T"),
+        ("llama3-8b", "4", "15T"),
+        ("deepseek-v3", "1024", "60T"),
+        ("mixtral-8x7b", "24", "15T"),
+        ("qwen3-30b-a3b", "16", "15T"),
+        ("kimi-k2", "512", "30T"),
+    ],
+)
+def test_the_count_and_the_batch_for_a_month_are_planned(recipe: str, gpus: str, tokens: str) -> None:
+    words = ("--recipe", recipe, "--accelerator", "h100-sxm", "--set", f"training.trainTokens={tokens}")
+    line = megatron("plan", *words, "--gpus", gpus).stdout.splitlines()[1].replace(",", "")
+    named = re.search(r"take about (\d+) GPUs at this speed per GPU(?:.*at least (\d+))?", line)
+    assert named is not None
+    count, batch = named.groups()
+    if batch is not None:
+        words += ("--set", f"training.globalBatchSize={batch}")
+    planned = megatron("plan", *words, "--gpus", count, "-o", "json")
+    assert planned.exit_code == 0, planned.stderr
+
+
+def test_the_recommendation_for_a_month_is_planned() -> None:
+    printed = " ".join(
+        megatron("recommend", "--model", "8b", "--gpus", "32", "--seq-length", "131072").stdout.split()
+    )
+    named = re.search(r"take about ([\d,]+) GPUs at this speed per GPU, and .* of at least ([\d,]+)", printed)
+    recipe = re.search(r"--recipe (\S+)", printed)
+    assert named is not None
+    assert recipe is not None
+    count, batch = (each.replace(",", "") for each in named.groups())
+    words = ("--recipe", recipe[1], "--gpus", count, "--set", "training.seqLength=131072")
+    assert megatron("plan", *words, "--set", f"training.globalBatchSize={batch}").exit_code == 0
 
 
 def test_a_run_of_hours_has_no_other_count() -> None:

@@ -20,6 +20,23 @@ def test_shm_is_part_of_the_memory_request_in_proportion_to_the_pod(run: Any) ->
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
 
 
+def test_pods_request_the_memory_of_offloaded_optimizer_states(run: Any) -> None:
+    def offload(spec: dict[str, Any]) -> None:
+        spec.setdefault("training", {})["usePrecisionAwareOptimizer"] = True
+        spec["megatronArgs"] = {"optimizer-cpu-offload": True}
+
+    offloading = run("llama3-8b-64-gpus", offload)
+    (note,) = [each for each in offloading.plan.notes if each.startswith("optimizer-cpu-offload")]
+    assert offloading.plan.memory_per_gpu.optimizer == 0
+    # 8.03B parameters over 64 ranks, of which a pod has 8: 16 bytes each.
+    more = 16 * offloading.plan.parameters / 8 / 2**30
+    named = re.search(r"each pod requests ([0-9.]+) GiB more of its node's memory", note)
+    assert named is not None
+    assert float(named[1]) == pytest.approx(more, rel=0.02)
+    requested = offloading.container()["resources"]["requests"]["memory"]
+    assert int(requested.removesuffix("Mi")) / 1024 == pytest.approx(1280 + more, rel=0.001)
+
+
 def test_only_whole_node_pods_request_rdma(run: Any) -> None:
     assert run("llama3-8b-64-gpus").container()["resources"]["limits"]["rdma/hca"] == "8"
     assert "rdma/hca" not in run("one-gpu").container()["resources"]["limits"]

@@ -37,9 +37,9 @@ def layout(p: Plan) -> tuple[int, ...]:
 
 
 def test_a_model_without_estimates_keeps_its_functions_layout() -> None:
-    p = plan(without_estimates("qwen3_omni_30b_a3b_sft_8gpu_h100_bf16_config", 8))
-    assert layout(p) == (1, 1, 1, 8, 8)
-    assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (1, 32, 4)
+    p = plan(without_estimates("nemotron_omni_cord_v2_sft_4gpu_h100_bf16_config", 8))
+    assert layout(p) == (4, 1, 1, 1, 2)
+    assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (1, 64, 32)
     assert p.parameters is p.memory_per_gpu is p.expected is p.flops_per_token is None
     assert NOT_STARTED in p.notes[-1]
     assert "parameters, memory and speed of this model are not estimated: nobody knows its layers" in p.notes
@@ -54,10 +54,15 @@ def test_the_layout_of_a_model_without_estimates_needs_a_multiple_of_its_sizes()
 
 
 def test_an_optimizer_that_only_bridges_own_image_has_is_planned_for_it() -> None:
-    """Kimi K2.5 is trained with Muon, and its function is for 512."""
+    r = resolved("deepseek_v4_flash_pretrain_32gpu_h100_bf16_muon_config", 32)
+    assert r.training.optimizer == "muon"
+    assert plan(r).nodes == 4
+
+
+def test_a_started_function_of_an_optimizer_that_the_image_lacks_trains_with_adam() -> None:
     r = resolved("kimi-k2.5-vl-sft", 1024)
-    assert r.training.optimizer == "dist_muon"
-    assert plan(r).expected is not None
+    assert r.training.optimizer == "adam"
+    assert "kimi_k25_vl_sft_512gpu_h100_bf16_config trains with dist_muon; here it is adam" in r.notes
 
 
 def test_additional_accelerators_are_data_parallel() -> None:
@@ -142,10 +147,10 @@ def test_a_different_stage_split_is_in_the_command() -> None:
 
 
 def test_settings_without_an_option_are_config_overrides() -> None:
-    asked = {"weightDecay": 0.05, "lrDecayStyle": "WSD", "seed": 7}
+    asked = {"weightDecay": 0.05, "lrDecayStyle": "linear", "seed": 7}
     r = resolved("qwen3.5-vl-9b-sft", 8, training=asked, parallelism={"recomputeGranularity": "selective"})
     words = megatron_arguments(r, plan(r), "run")
-    assert {"optimizer.weight_decay=0.05", "scheduler.lr_decay_style=WSD", "rng.seed=7"} <= {*words}
+    assert {"optimizer.weight_decay=0.05", "scheduler.lr_decay_style=linear", "rng.seed=7"} <= {*words}
     assert "model.recompute_granularity=selective" in words
 
 
@@ -164,12 +169,12 @@ def test_settings_that_the_command_cannot_pass_are_rejected(asked: dict[str, Any
 
 
 def test_no_job_is_created() -> None:
-    r = resolved("qwen3-omni-30b-a3b-sft", 8)
+    r = resolved("nemotron3-nano-omni-30b-a3b-sft", 8)
     with pytest.raises(InvalidRecipeError) as refused:
         manifests.build(PlannedRun("run", "default", r, plan(r)), "")
     (error,) = refused.value.errors
     assert error.field == "spec.recipe"
-    assert "not started: the weights of its talker do not convert" in error.message
+    assert "not started: its configuration is code in the model's folder" in error.message
     assert "megatron args" in error.fix
 
 
@@ -177,3 +182,31 @@ def test_a_fsdp_functions_layout_is_planned_for_megatron_core() -> None:
     p = plan(resolved("llama3_70b_pretrain_64gpu_gb200_bf16_config", 64, "gb200", data={"mockData": True}))
     assert p.tensor_model_parallel_size * p.pipeline_model_parallel_size > 1
     assert any("llama3_70b_pretrain_64gpu_gb200_bf16_config is not used" in note for note in p.notes)
+
+
+def test_the_note_of_a_recipe_without_its_kernels_agrees_with_its_refusal() -> None:
+    r = resolved("nemotron-h-8b", 8)
+    (note,) = [each for each in plan(r).notes if each.startswith("run by Megatron-Bridge")]
+    assert "does not start it while imageHas of profile h100-sxm lacks mamba-ssm" in note
+    assert NOT_STARTED not in note
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "note"),
+    [
+        ("h100-sxm", "the published layout for 512 x h100-sxm is used ("),
+        ("h200", "the layout published for 512 x h100-sxm is used on h200 too ("),
+    ],
+)
+def test_a_layout_of_the_h100_is_used_on_the_h200_as_that(accelerator: str, note: str) -> None:
+    notes = resolved("kimi-k2", 512, accelerator, data={"mockData": True}).notes
+    assert any(each.startswith(note) for each in notes)
+
+
+@pytest.mark.parametrize(("epochs", "times"), [(None, "once"), (3, "3 times")])
+def test_a_note_counts_how_often_a_sample_is_read(epochs: int | None, times: str) -> None:
+    data = {"volume": {"claimName": "c"}, "sources": [{"path": "/data/a.jsonl", "format": "chat"}]}
+    weights = {"from": {"huggingFace": {"path": "/data/llama"}}}
+    asked = data | ({"maxEpochs": epochs} if epochs else {})
+    r = resolved("llama3-8b-sft", 4, data=asked, init=weights, training={"trainIters": 500})
+    assert any(f"at most {times} each (data.maxEpochs)" in note for note in plan(r).notes)

@@ -211,7 +211,6 @@ def test_sequence_parallelism_of_a_function_is_left_out_on_a_cpu_and_refused_of_
         ("nemotron-h-8b", "on GPUs the trainer's image lacks kernels that it needs: mamba-ssm"),
         ("qwen3-next-80b-a3b", "on GPUs the trainer's image lacks kernels that it needs: flash-linear"),
         ("glm5.2", "on GPUs the trainer's image lacks kernels that it needs: flash-mla"),
-        ("vanilla-gpt", "its function leaves the sizes of the model open"),
         ("qwen3.5-vl-9b", "on GPUs the trainer's image lacks kernels that it needs: flash-linear"),
         ("step3.5-196b-a11b", "Megatron Core has neither its gate for each head nor its rotary embedding"),
     ],
@@ -226,3 +225,41 @@ def test_an_architecture_that_is_not_started_is_refused_by_the_reason(recipe: st
 def test_a_tokenizer_folder_needs_no_type_because_there_is_one_only() -> None:
     folder = {"tokenizerModel": "/data/tokenizer"}
     assert overrides(data=BLEND | {"tokenizer": folder}) == overrides(data=BLEND)
+
+
+GPT: dict[str, Any] = {"numLayers": 4, "hiddenSize": 256, "numAttentionHeads": 4, "vocabSize": 1000}
+
+
+def test_the_sizes_that_a_function_leaves_open_are_the_recipes() -> None:
+    model = GPT | {"swiglu": True, "disableBiasLinear": True, "positionEmbeddingType": "rope"}
+    run = planned("vanilla-gpt", 2, init=None, model=model, parallelism={"tensorModelParallelSize": 2})
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert (found["model.num_layers"], found["model.hidden_size"]) == (4, 256)
+    # Megatron's width of a gated layer: 2/3 of 4 x 256, rounded down to a multiple of 64.
+    assert (found["model.activation_func"], found["model.ffn_hidden_size"]) == ("silu", 640)
+    assert (found["model.gated_linear_unit"], found["model.add_bias_linear"]) == (True, False)
+    # 1000 entries, padded to a multiple of 128 x TP 2.
+    assert found["model.vocab_size"] == 1024
+    # Embedding, which is the output layer too; norms with a bias, and attention and MLP with those of QKV.
+    layer = 4 * 256 * 256 + 3 * 256 * 640 + 4 * 256
+    assert run.plan.parameters == 1000 * 256 + 4 * layer + 2 * 256
+
+
+def test_a_function_that_leaves_sizes_open_is_refused_without_them() -> None:
+    assert [line.partition(":")[0] for line in refusals("vanilla-gpt", init=None)] == [
+        f"spec.model.{leaf}" for leaf in GPT
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"numExperts": 4}, "numExperts: is not passed to Megatron-Bridge, whose function builds a plain"),
+        ({"windowSize": "16,0"}, "windowSize: is not passed to Megatron-Bridge"),
+        ({"maxPositionEmbeddings": 2048}, "maxPositionEmbeddings: has no effect: Megatron-Bridge gives"),
+        ({"positionEmbeddingType": "yarn"}, "positionEmbeddingType: yarn is not passed"),
+    ],
+)
+def test_what_a_plain_gpt_does_not_get_is_refused(setting: dict[str, Any], reason: str) -> None:
+    (refused,) = refusals("vanilla-gpt", init=None, model=GPT | setting)
+    assert refused.startswith(f"spec.model.{reason}")

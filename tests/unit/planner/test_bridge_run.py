@@ -252,6 +252,43 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
     assert [line.partition(":")[0] for line in refusals("llama3.1-8b-lora", **spec)] == [f"spec.{field}"]
 
 
+@pytest.mark.parametrize(
+    ("training", "fix"),
+    [
+        ({"trainIters": 500, "lrWarmupFraction": 0.03}, "set training.lrWarmupIters (15 of 500)"),
+        (
+            {"trainIters": 500, "lrDecayIters": 400, "lrWarmupFraction": 0.03},
+            "set training.lrWarmupIters (12 of 400)",
+        ),
+        ({"trainTokens": "1B", "lrWarmupFraction": 0.03}, "set training.lrWarmupIters"),
+        (
+            {"trainSamples": 64_000, "lrWarmupSamples": 64},
+            "set training.trainIters and training.lrWarmupIters",
+        ),
+    ],
+)
+def test_a_warm_up_that_functions_do_not_take_names_the_one_that_they_do(
+    training: dict[str, Any], fix: str
+) -> None:
+    (line,) = refusals("llama3.1-8b-lora", training=training)
+    assert line.endswith(f"; {fix}")
+
+
+def test_sections_that_no_function_takes_are_refused_with_a_fix_that_helps() -> None:
+    lines = refusals("llama3.1-8b-lora", model={"rotaryBase": 1}, megatronArgs={"log-throughput": True})
+    assert lines == [
+        "spec.model: is not passed to Megatron-Bridge: its function builds the model; leave it out",
+        "spec.megatronArgs: is not passed to Megatron-Bridge, which does not take the flags of Megatron"
+        " Core's loop; leave it out",
+    ]
+
+
+@pytest.mark.parametrize("recipe", ["llama3.1-8b-lora", "qwen3.5-vl-9b-sft"])
+def test_a_decay_at_the_end_is_refused_since_its_length_cannot_be_set(recipe: str) -> None:
+    lines = refusals(recipe, training={"lrDecayStyle": "WSD"})
+    assert any(line.startswith("spec.training.lrDecayStyle: WSD decays at the end") for line in lines)
+
+
 def test_a_folder_on_a_volume_of_the_profile_is_accepted() -> None:
     mounts = {
         "volumes": [{"name": "models", "hostPath": {"path": "/mnt/models"}}],

@@ -1,11 +1,15 @@
 """Estimates of models whose layers with a window have other heads than those without."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.attention_kinds import Heads
 from megatron_operator.planner.estimate.calibration import FITTED
@@ -130,6 +134,16 @@ def test_gemma_4_with_embeddings_of_each_layer_has_one_stage() -> None:
     )
     (error,) = layout_errors(Layout(ParallelDims(pp=2, dp=4), None), context)
     assert error.message == "2 splits a model with perLayerEmbeddingSize"
+
+
+def test_dense_gemma_4_with_images_has_one_stage(resolve: Callable[..., ResolvedRecipe]) -> None:
+    asked = {"pipelineModelParallelSize": 2}
+    with pytest.raises(InvalidRecipeError) as refused:
+        plan(resolve("gemma4-vl-31b-sft", 16, parallelism=asked))
+
+    (error,) = refused.value.errors
+    assert error.field == "spec.parallelism.pipelineModelParallelSize"
+    assert error.message.startswith("2 splits a model that Megatron-Bridge builds in one pipeline stage")
 
 
 def test_unfused_attention_computes_what_is_outside_of_the_window() -> None:

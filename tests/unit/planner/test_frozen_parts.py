@@ -189,3 +189,12 @@ def test_an_edit_of_what_is_frozen_is_refused_once_a_checkpoint_has_the_states_o
 
 def test_naming_the_parts_that_a_function_freezes_itself_changes_no_checkpoint() -> None:
     assert contract(ALIGNS) == contract(ALIGNS, freeze=["vision", "language"])
+
+
+def test_a_note_of_frozen_parts_names_why_a_number_is_a_limit() -> None:
+    notes = planned(
+        "qwen2.5-vl-7b-sft", accelerator=FOUR, data=images(), training=LONG, freeze=["vision"]
+    ).plan.notes
+    (note,) = [each for each in notes if each.startswith("frozen: vision")]
+    assert "at most" in note
+    assert "(with the encoder's: how many of them are the projector's is not known)" in note

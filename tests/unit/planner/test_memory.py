@@ -230,3 +230,17 @@ def test_16_bit_moments_need_fp32_copies_while_the_optimizer_steps() -> None:
     _, experts, _ = memory.held_parameters(small, 0)
     assert need.activations == int(8 * experts) > activations(small, 0)
     assert numerics(training, {}).step_copies == 0
+
+
+OFFLOADED = {"optimizer-cpu-offload": True, "exp-avg-dtype": "bf16"}
+
+
+def test_offloaded_states_are_in_the_memory_of_the_host_in_fp32_with_a_copy_of_the_gradients() -> None:
+    training = TrainingSpec(bf16=True, use_precision_aware_optimizer=True)
+    whole, half = (numerics(training, OFFLOADED | more) for more in ({}, {"optimizer-offload-fraction": 0.5}))
+    assert (whole.optimizer, whole.host) == (0, 16)
+    assert (half.optimizer, half.host) == (6, 8)
+    found = workload(numerics=half)
+    assert memory.host_bytes(found) == pytest.approx(
+        8 / 6 * max(states(found, stage).optimizer for stage in range(4))
+    )

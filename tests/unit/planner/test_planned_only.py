@@ -17,7 +17,6 @@ from megatron_operator.planner.estimate.parameters import layer_parameters, para
 from megatron_operator.planner.estimate.uncertainty import table
 
 LIBRARY = catalog.load()
-PLANNED = [entry for entry in LIBRARY if entry.planned_only is not None]
 Resolve = Callable[..., ResolvedRecipe]
 
 
@@ -42,9 +41,10 @@ def test_the_interval_is_that_of_models_that_were_not_measured(
     assert found.memory_per_gpu is not None
 
 
-@pytest.mark.parametrize("entry", PLANNED, ids=lambda entry: entry.name)
-def test_no_job_is_created_and_the_reason_is_that_of_the_entry(resolve: Resolve, entry: Entry) -> None:
-    resolved = resolve(entry.name, 256)
+def test_no_job_is_created_and_the_reason_is_that_of_the_entry(resolve: Resolve) -> None:
+    reason = "nothing trains it"
+    planned = {"planned_only": reason, "starts": False, "function": None, "layout": None}
+    resolved = resolve("llama3.3-nemotron-super-49b", 256).model_copy(update=planned)
     found = plan(resolved)
 
     for refused in (
@@ -53,9 +53,9 @@ def test_no_job_is_created_and_the_reason_is_that_of_the_entry(resolve: Resolve,
     ):
         with pytest.raises(InvalidRecipeError) as error:
             refused()
-        assert entry.obstacle == entry.planned_only
-        assert str(entry.planned_only) in str(error.value)
+        assert reason in str(error.value)
         assert "megatron args" not in str(error.value)
+    assert entry_of(engine="bridge").obstacle == "it is"
 
 
 def entry_of(**fields: Any) -> Entry:
@@ -116,6 +116,29 @@ def test_falcon_h1_keeps_to_what_its_layers_can_be_split_by(resolve: Resolve, co
     assert found.context_parallel_size == 1
     assert found.virtual_pipeline_model_parallel_size is None
     assert len(set(found.stage_layers)) == 1
+
+
+@pytest.mark.parametrize("name", ["falcon-h1-34b", "llama3.3-nemotron-super-49b"])
+def test_virtual_stages_are_refused_of_layers_that_are_built_without_them(
+    resolve: Resolve, name: str
+) -> None:
+    sizes = {
+        **{"tensorModelParallelSize": 2, "pipelineModelParallelSize": 4},
+        "numVirtualStagesPerPipelineRank": 2,
+    }
+    with pytest.raises(InvalidRecipeError, match="builds these layers without virtual stages"):
+        plan(resolve(name, 64, parallelism=sizes))
+
+
+def test_layers_that_differ_are_counted_one_by_one() -> None:
+    """The first half of Super's layers has most of its attention, and most of its parameters."""
+    model = LIBRARY.get("llama3.3-nemotron-super-49b").model
+    shape = model_shape(model, Diagnostics())
+    assert shape is not None
+    counted = [layer_parameters(shape, kind).total for kind in shape.kinds]
+    embeddings = 2 * 8192 * 128256 + 8192
+    assert parameters(shape, 128256) == sum(counted) + embeddings == 49_867_145_216
+    assert sum(counted[:40]) > 2 * sum(counted[40:])
 
 
 def test_unfused_attention_is_not_split_over_context_parallel_ranks(resolve: Resolve) -> None:

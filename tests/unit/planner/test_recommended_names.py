@@ -141,11 +141,6 @@ def test_the_reason_of_a_model_is_not_that_of_one_whose_name_goes_on() -> None:
     [
         ("tiiuae/Falcon-H1-7B-Base", "falcon-h1-7b", "the kernels of its state-space layers"),
         ("tiiuae/Falcon-H1-1.5B-Deep-Instruct", "falcon-h1-1.5b-deep", "kernels of its state-space layers"),
-        (
-            "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5",
-            "llama3.3-nemotron-super-49b",
-            "layers that differ in width",
-        ),
     ],
 )
 def test_a_model_that_is_planned_only_is_named_with_its_reason(model: str, name: str, reason: str) -> None:
@@ -169,10 +164,16 @@ def test_a_model_whose_kernels_the_image_lacks_is_named_with_them() -> None:
     assert "lacks the kernels of its gated delta net (flash-linear-attention)" in reason
 
 
-def test_another_mode_of_a_model_that_is_planned_only_is_offered_as_such() -> None:
-    expected = "set --mode pretrain, for which it has llama3.3-nemotron-super-49b, planned only"
+def test_another_mode_of_a_model_is_offered() -> None:
+    expected = "set --mode pretrain, for which it has falcon-h1-7b, or name another"
     with pytest.raises(InvalidRecipeError, match=expected):
-        choices("nvidia/Llama-3_3-Nemotron-Super-49B-v1", 256, mode="lora")
+        choices("tiiuae/Falcon-H1-7B-Base", 256, mode="lora")
+
+
+def test_a_release_of_llama_nemotron_belongs_to_a_recipe_that_starts() -> None:
+    best = choices("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", 256)[0]
+    assert best.entry.name == "llama3.3-nemotron-super-49b"
+    assert best.runnable
 
 
 def test_every_name_of_hugging_face_belongs_to_an_entry() -> None:

@@ -14,6 +14,8 @@ from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, f
 from megatron_operator.planner.checks.precision import computes_in_fp4
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.estimate.offloading import offloaded_bytes
 from megatron_operator.planner.save_interval import save_interval
 from megatron_operator.planner.search.enumerate import TOKENS_PER_CP_RANK
 from megatron_operator.planner.search.problem import Candidate
@@ -134,10 +136,15 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """Warnings about settings that work, but are probably not intended."""
     notes, model = [], resolved.model
     if plan.pipeline_model_parallel_size > 1 and plan.expected is not None and plan.expected.bubble > 0.1:
-        notes.append(
-            f"the pipeline bubble is {plan.expected.bubble:.0%} of a step: a larger globalBatchSize or "
-            "numVirtualStagesPerPipelineRank would help"
-        )
+        bubble = f"{plan.expected.bubble:.0%}"
+        if model.heterogeneous_layers is not None or model.mamba_beside_attention:
+            # These are built without virtual stages.
+            notes.append(f"the pipeline bubble is {bubble} of a step: a larger globalBatchSize would help")
+        else:
+            notes.append(
+                f"the pipeline bubble is {bubble} of a step: a larger globalBatchSize or "
+                "numVirtualStagesPerPipelineRank would help"
+            )
     groups = model.num_query_groups
     if groups and plan.tensor_model_parallel_size > groups and not model.multi_latent_attention:
         notes.append(
@@ -172,6 +179,12 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     if model.num_experts and not balanced and resolved.engine == "megatron":
         notes.append(
             "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
+        )
+    if offloaded := offloaded_bytes(resolved, plan):
+        notes.append(
+            f"optimizer-cpu-offload: each pod requests {offloaded / GIB:.1f} GiB more of its node's memory, "
+            "for optimizer states and gradients; the estimated step has no time of the CPUs' update, nor of "
+            "the copies to and from them"
         )
     notes += _short_hang_timeout(resolved, plan)
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)

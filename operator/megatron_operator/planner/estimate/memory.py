@@ -179,6 +179,17 @@ def _states(w: Workload, parameters: Parameters, trained: Parameters) -> States:
     )
 
 
+def host_bytes(w: Workload) -> float:
+    """Bytes of optimizer states, and of the gradients beside them, that a rank has in the host's memory.
+
+    Of the pipeline stage that needs most; without the rounding of pinned memory to powers of two.
+    """
+    copies, expert_copies = w.optimizer_copies
+    of_stages = (trained_parameters(w, stage) for stage in {*w.different_stages, w.dims.pp - 1})
+    shards = ((each[0] + each[2]) / copies + each[1] / expert_copies for each in of_stages)
+    return w.numerics.host * max(shards)
+
+
 def _optimizer_step(w: Workload, trained: Parameters) -> float:
     """Bytes of FP32 copies of 16-bit moments during the optimizer's step, when no activations are kept.
 

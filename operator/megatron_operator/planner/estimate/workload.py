@@ -31,6 +31,8 @@ class Numerics:
     """Bytes of the gradient that is accumulated and reduced."""
     optimizer: float = 12
     """Bytes of FP32 master weight and both moments of Adam; sharded by the distributed optimizer."""
+    host: float = 0
+    """Bytes per parameter of the optimizer's shard in the memory of the host."""
     fp8: bool = False
     block_scaled: bool = False
     """FP8 with a scale for each block (mxfp8, blockwise) instead of one for each tensor."""
@@ -199,7 +201,8 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     that the BF16 weight lacks (`store_param_remainders`) and takes the types of moments and gradients from
     `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`; its kernel takes FP32 copies of 16-bit
     moments. FP8 keeps two FP8 copies of a weight, one for each direction of the product, unless the weights
-    themselves are FP8 (`--fp8-param-gather`).
+    themselves are FP8 (`--fp8-param-gather`). `--optimizer-cpu-offload` moves a fraction of the states to the
+    host, with a copy of the gradients, and keeps all of them in FP32 (`HybridDeviceOptimizer`).
     """
     # FP4 products are taken to be as fast as FP8: no published peak is reached yet.
     fp4 = "fp4-format" in args
@@ -217,10 +220,15 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     gradient = _bytes_of(args, "main-grads-dtype") if aware else 4
     if args.get("grad-reduce-in-bf16"):
         gradient = 2
+    offloaded = offloaded_fraction(args)
+    if offloaded is not None:
+        master = first = second = 4
+    states = master + first + (second if training.optimizer in (None, "adam") else 0)
     return Numerics(
         weight=2,
         gradient=gradient,
-        optimizer=master + first + (second if training.optimizer in (None, "adam") else 0),
+        optimizer=states * (1 - (offloaded or 0)),
+        host=(states + 4) * (offloaded or 0),
         step_copies=4 * ((first < 4) + (second < 4 and training.optimizer in (None, "adam"))),
         fp8=fp8,
         block_scaled=training.fp8_recipe in ("mxfp8", "blockwise"),
@@ -228,6 +236,13 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
         fp8_copies=2 if fp8 and not training.fp8_param_gather else 0,
         gathered_weight=1 if training.fp8_param_gather else 2,
     )
+
+
+def offloaded_fraction(args: MegatronArgs) -> float | None:
+    """Fraction of the optimizer's states on the host (Megatron's default is 1); None without offloading."""
+    if not args.get("optimizer-cpu-offload"):
+        return None
+    return min(max(float(args.get("optimizer-offload-fraction", 1.0)), 0.0), 1.0)
 
 
 def execution(
