@@ -214,6 +214,11 @@ def is_in_one_stage(function: str) -> bool:
     return function.startswith(("gemma4_e4b_", "gemma4_vl_31b_"))
 
 
+def has_virtual_stages(function: str) -> bool:
+    """Whether the stages of a function's model may be virtual ones: Qwen3-Omni's thinker knows none."""
+    return architecture(function) not in READ_BOTH
+
+
 def reads_latents(function: str) -> bool:
     """Whether a function trains a diffusion model: on latents of images or videos, made beforehand."""
     return function.startswith(("flux_", "wan_"))
@@ -237,9 +242,11 @@ def has_sequence_parallelism(function: str) -> bool:
     """Whether a function's model takes sequence parallelism.
 
     FLUX does not split its sequences. Wan's text is not split (`WanModel`), and of its embedding's gradient
-    all ranks but one would have nothing.
+    all ranks but one would have nothing. Dense models of Gemma 4 put images into whole sequences, and their
+    embedding would have split them already (`Gemma4DenseProvider`).
     """
-    return architecture(function) not in KEEP_SEQUENCES_WHOLE and not reads_latents(function)
+    whole = architecture(function) in KEEP_SEQUENCES_WHOLE or function.startswith("gemma4_vl_31b_")
+    return not whole and not reads_latents(function)
 
 
 def aligns_projector(function: str) -> bool:

@@ -380,9 +380,7 @@ def _checkpoint(
         }
         volume = volume.model_copy(update=filled)
     elif not spec.retain_on_delete:
-        message = "false has no effect on the claim of checkpoint.volume.claimName, which is never deleted"
-        fix = "leave it out, or set checkpoint.volume.size for a new claim"
-        found.error("spec.checkpoint.retainOnDelete", message, fix)
+        found.note("retainOnDelete is not used: the claim of checkpoint.volume.claimName is never deleted")
     if spec.keep_best is None and asked.export is not None and "best" in asked.export.moments:
         spec = spec.model_copy(update={"keep_best": True})
         found.origin("checkpoint.keepBest", "export.when")

@@ -24,12 +24,14 @@ UNKNOWN: Final = DeletedRuns()
 
 
 def read_records(kubectl: Kubectl, operator_namespace: str) -> list[Records] | str:
-    """The records of the ConfigMaps in the operator's namespace, or why they cannot be read."""
+    """The records of the ConfigMaps in the operator's namespace, or why there are none."""
     there = Kubectl(operator_namespace, kubectl.context, kubectl.kubeconfig)
     try:
         found = there.find(["configmaps", *CONFIG_MAPS])
     except CommandError as error:
         return error.errors[0].message
+    if not found:
+        return f"namespace {operator_namespace} has no ConfigMap megatron-ledger-*"
     try:
         return [Records.read(each.get("data")) for each in found]
     except RecordError as error:

@@ -56,7 +56,7 @@ def for_a_month(plan: Plan, seconds: float) -> str:
     count = month_count(plan, seconds)
     text = f"for {MONTH_DAYS} days take about {count:,} GPUs at this speed per GPU"
     batch = _month_batch(plan, count)
-    return text if batch == plan.global_batch_size else f"{text}, and a globalBatchSize of at least {batch:,}"
+    return text if batch == plan.global_batch_size else f"{text}, and globalBatchSize {batch:,}"
 
 
 def month_count(plan: Plan, seconds: float) -> int:

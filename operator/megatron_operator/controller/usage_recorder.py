@@ -5,13 +5,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import batched
 from typing import Final
 
 from megatron_operator.api.errors import described
 from megatron_operator.api.labels import FIELD_MANAGER, LABEL_MANAGED_BY
 from megatron_operator.controller.api_client import CONFIG_MAPS as RESOURCE
-from megatron_operator.controller.api_client import RECIPES, ApiClient
+from megatron_operator.controller.api_client import RECIPES, ApiClient, ApiError
 from megatron_operator.controller.cache_check import METADATA_ONLY
 from megatron_operator.controller.deleted_run_metrics import DELETED_RUNS
 from megatron_operator.controller.object_cache import Caches
@@ -22,6 +21,7 @@ from megatron_operator.lifecycle.usage_records import (
     RecordError,
     Records,
     RunUse,
+    batches,
     config_map_of,
     run_use,
 )
@@ -33,10 +33,10 @@ INTERVAL: Final = 600.0
 its last record has it."""
 RETRY: Final = 30.0
 """Seconds after a failure."""
-LAST_RECORDS: Final = 5.0
+LAST_RECORDS: Final = 2.0
 """Seconds for the records when the operator is stopped."""
-AT_ONCE: Final = 100
-"""Deleted runs that one write records: the final records of more might not fit into a ConfigMap."""
+MAX_PENDING: Final = 10_000
+"""Number of deleted runs that wait for their final record."""
 MAX_COUNTED: Final = 10_000
 """Number of deleted runs that are remembered as counted."""
 
@@ -55,7 +55,7 @@ class UsageRecorder:
         self._deleted: dict[str, RunUse] = {}
         """By UID: deleted runs whose final record is not written yet."""
         self._uncounted: set[str] = set()
-        """UIDs of deleted runs that have their final record."""
+        """UIDs of deleted runs that have their final record: no more than the ConfigMaps have room for."""
         self._counted: dict[str, None] = {}
         """UIDs of deleted runs that are in the sums: the watch may deliver an end twice."""
         self._complete = asyncio.Event()
@@ -72,6 +72,14 @@ class UsageRecorder:
         if use is not None and uid not in self._counted and uid not in self._uncounted:
             self._deleted[uid] = use
             self._wake.set()
+            if len(self._deleted) > MAX_PENDING:
+                oldest = self._deleted.pop(next(iter(self._deleted)))
+                log.warning(
+                    "usage of deleted run %s/%s is lost: %d others wait to be recorded",
+                    oldest.namespace,
+                    oldest.name,
+                    MAX_PENDING,
+                )
 
     async def run(self) -> None:
         """Record for as long as the operator acts."""
@@ -88,11 +96,14 @@ class UsageRecorder:
                 if loop.time() >= due:
                     await self.record()
                     due, checked = loop.time() + INTERVAL, False
+                if self._deleted or self._uncounted:
+                    await asyncio.sleep(RETRY)
+                    continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(due):
                         await self._wake.wait()
             except Exception as error:
-                log.warning("what runs have used is recorded later: %s", described(error))
+                log.warning("cannot record usage, retrying in %g s: %s", RETRY, described(error))
                 await asyncio.sleep(RETRY)
 
     async def stop(self) -> None:
@@ -104,7 +115,7 @@ class UsageRecorder:
                 await self.count_deleted()
                 await self.record()
         except Exception as error:
-            log.warning("not recorded what runs have used since the last record: %s", described(error))
+            log.warning("cannot record usage before the operator stops: %s", described(error))
 
     async def record(self) -> None:
         """Record what the runs that exist have used up to now."""
@@ -121,15 +132,20 @@ class UsageRecorder:
     async def count_deleted(self) -> None:
         """Count the runs whose deletion the watch has delivered."""
         await self._count(self._uncounted)
+        # A ConfigMap that cannot be updated now has no room for more final records.
+        failed = _by_config_map(self._uncounted).keys()
         for name, uids in _by_config_map(self._deleted).items():
-            for some in batched(uids, AT_ONCE):
-                ended = {uid: self._deleted[uid] for uid in some}
+            if name in failed:
+                continue
+            for ended in batches({uid: self._deleted[uid] for uid in uids if uid in self._deleted}):
                 if not await self._update(name, partial(Records.with_ended, uses=ended)):
                     break
                 self._uncounted.update(ended)
                 for uid in ended:
-                    del self._deleted[uid]
+                    self._deleted.pop(uid, None)
                 await self._count(ended)
+                if not self._uncounted.isdisjoint(ended):
+                    break
 
     async def count_missed(self) -> None:
         """Count the runs that have a record and were deleted while no operator, or no watch, noticed."""
@@ -142,6 +158,10 @@ class UsageRecorder:
                 for uid, use in records.runs.items()
                 if uid not in known and self._settings.serves(use.namespace)
             }
+        # Counted already: the record is left from a write that was repeated.
+        for name, uids in _by_config_map(missing & self._counted.keys()).items():
+            await self._update(name, partial(Records.without_runs, uids=uids))
+        missing -= self._counted.keys()
         if missing:
             missing -= await self._existing()
             self._uncounted |= missing - self._deleted.keys()
@@ -165,17 +185,27 @@ class UsageRecorder:
 
     async def _records(self, name: str) -> Records:
         """Those of a ConfigMap; none where it does not exist or cannot be read as such."""
-        found = await self._api.get(RESOURCE, self._settings.namespace, name)
         try:
+            found = await self._api.get(RESOURCE, self._settings.namespace, name)
             records = Records.read((found or {}).get("data"))
         except RecordError as error:
             log.warning("ConfigMap %s: %s; correct or remove this key", name, error)
+            return Records()
+        except ApiError as error:
+            log.warning("cannot read ConfigMap %s: %s", name, described(error))
             return Records()
         DELETED_RUNS.update(name, records)
         return records
 
     async def _update(self, name: str, change: Callable[[Records], Records]) -> bool:
-        """Change the records in a ConfigMap; False where it has data that cannot be read."""
+        """Change the records in a ConfigMap; False, and a warning, where it cannot be read or written."""
+        try:
+            return await self._try_update(name, change)
+        except ApiError as error:
+            log.warning("cannot record usage in ConfigMap %s, retrying later: %s", name, described(error))
+            return False
+
+    async def _try_update(self, name: str, change: Callable[[Records], Records]) -> bool:
         namespace = self._settings.namespace
         found = await self._api.get(RESOURCE, namespace, name)
         try:

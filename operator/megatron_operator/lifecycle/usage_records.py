@@ -5,7 +5,7 @@ the recipe exists. Once it is deleted, one update of the ConfigMap adds the reco
 namespace, `namespace.NAME`, and removes it: wherever the operator is interrupted, a run is counted once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -25,7 +25,11 @@ MAX_RECORD_BYTES: Final = 400 * 2**10
 """Bytes of the records of existing runs in one ConfigMap; it can have 1 MiB."""
 MAX_SUM_BYTES: Final = 500 * 2**10
 """Bytes of the sums of namespaces in one ConfigMap. Where there are more, the oldest weeks are dropped: they
-remain in the sums by category."""
+remain in the sums by category. Without weeks, the namespaces with the least usage are added up as OTHERS."""
+MAX_ENDED_BYTES: Final = 100 * 2**10
+"""Bytes of the final records that one write adds to a ConfigMap."""
+OTHERS: Final = "_others"
+"""Stands for several namespaces. No namespace can have this name."""
 _HOUR: Final = 3600.0
 _RUN: Final = "run."
 _NAMESPACE: Final = "namespace."
@@ -126,17 +130,23 @@ class Records:
         return found
 
     def with_runs(self, uses: Mapping[str, RunUse]) -> "Records":
-        """With what existing runs have used, by UID; new ones only as far as there is room."""
-        runs = self.runs | {uid: use for uid, use in uses.items() if uid in self.runs}
+        """With what existing runs have used, by UID, as far as there is room; new ones last."""
+        runs = {uid: use for uid, use in self.runs.items() if uid not in uses}
         room = MAX_RECORD_BYTES - sum(_record_bytes(uid, use) for uid, use in runs.items())
-        for uid, use in uses.items():
-            if uid not in runs and (room := room - _record_bytes(uid, use)) >= 0:
+        for uid, use in sorted(uses.items(), key=lambda each: each[0] not in self.runs):
+            if (room := room - _record_bytes(uid, use)) >= 0:
                 runs[uid] = use
         return Records(runs, self.namespaces)
 
     def with_ended(self, uses: Mapping[str, RunUse]) -> "Records":
         """With the final records of deleted runs, by UID."""
         return Records(self.runs | dict(uses), self.namespaces)
+
+    def without_runs(self, uids: Iterable[str]) -> "Records":
+        """Without the records of these runs, which the sums have already."""
+        dropped = frozenset(uids)
+        runs = {uid: use for uid, use in self.runs.items() if uid not in dropped}
+        return Records(runs, self.namespaces)
 
     def with_deleted(self, uids: Iterable[str]) -> "Records":
         """With the records of these runs in the sums of their namespaces instead."""
@@ -181,6 +191,20 @@ def config_map_of(uid: str) -> str:
     return CONFIG_MAPS[crc32(uid.encode()) % len(CONFIG_MAPS)]
 
 
+def batches(uses: Mapping[str, RunUse]) -> Iterator[dict[str, RunUse]]:
+    """Final records, by UID, in parts of at most MAX_ENDED_BYTES."""
+    part, size = dict[str, RunUse](), 0
+    for uid, use in uses.items():
+        more = _record_bytes(uid, use)
+        if part and size + more > MAX_ENDED_BYTES:
+            yield part
+            part, size = {}, 0
+        part[uid] = use
+        size += more
+    if part:
+        yield part
+
+
 def total(all_records: Iterable[Records], existing: Iterable[str]) -> dict[str, NamespaceUse]:
     """The use of deleted runs by namespace, of all ConfigMaps.
 
@@ -220,10 +244,14 @@ def _record_bytes(uid: str, use: RunUse) -> int:
     return len(_RUN) + len(uid) + len(_text(use))
 
 
+def _sum_bytes(name: str, use: NamespaceUse) -> int:
+    return len(_NAMESPACE) + len(name) + len(_text(use))
+
+
 def _within(namespaces: Mapping[str, NamespaceUse], limit: int) -> dict[str, NamespaceUse]:
-    """The sums without the oldest weeks, as many of them as exceed the limit in bytes."""
+    """The sums within a limit in bytes: without the oldest weeks, then the smallest namespaces as OTHERS."""
     kept = dict(namespaces)
-    whole = sum(len(_NAMESPACE) + len(name) + len(_text(use)) for name, use in kept.items())
+    whole = sum(_sum_bytes(name, use) for name, use in kept.items())
     oldest = iter(sorted({week for use in kept.values() for week in use.weeks}))
     while whole > limit and (week := next(oldest, None)) is not None:
         for name, use in kept.items():
@@ -233,7 +261,17 @@ def _within(namespaces: Mapping[str, NamespaceUse], limit: int) -> dict[str, Nam
                 )
                 whole -= len(_text(use)) - len(_text(shorter))
                 kept[name] = shorter
-    return kept
+    if whole <= limit:
+        return kept
+    others = kept.pop(OTHERS, None)
+    whole -= 0 if others is None else _sum_bytes(OTHERS, others)
+    for name in sorted(kept, key=lambda each: (sum(kept[each].accelerator_seconds.values()), each)):
+        if others is not None and whole + _sum_bytes(OTHERS, others) <= limit:
+            break
+        use = kept.pop(name)
+        whole -= _sum_bytes(name, use)
+        others = use if others is None else _joined(others, use)
+    return kept if others is None else kept | {OTHERS: others}
 
 
 def _add_cost(

@@ -215,6 +215,9 @@ def _training(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value
             yield path, value
     if resolved.function is not None and resolved.function.training.optimizer is not None:
         yield "optimizer.optimizer", training.optimizer
+        for name in ("adam_beta1", "adam_beta2", "adam_eps"):
+            if (value := getattr(training, name)) is not None:
+                yield f"optimizer.{name}", value
     yield from training_overrides(resolved)
     # The launcher and the hooks follow iterations; a length in samples is converted.
     yield "train.train_iters", plan.train_iters or iterations(training)

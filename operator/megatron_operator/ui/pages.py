@@ -163,8 +163,7 @@ class Pages:
         """GPU hours of all runs that the viewer may list, by namespace."""
         viewer = await self._sign_in.viewer(request)
         asked = request.query_params.get("namespace", "")
-        deleted = await self._shown.used_by_deleted(viewer, asked)
-        visible = await self._shown.visible(viewer, asked)
+        visible, deleted = await self._shown.with_deleted(viewer, asked)
         # A thousand ledgers take longer than other requests may wait.
         totals = await asyncio.to_thread(views.fleet, visible, self._now(), deleted)
         return self.page(request, "ledger.html", viewer, None, totals=totals, asked=asked)

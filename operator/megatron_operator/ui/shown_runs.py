@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 
-from megatron_operator.cli.deleted_runs import UNKNOWN, DeletedRuns, deleted_runs
+from megatron_operator.cli.deleted_runs import NOT_COUNTED, UNKNOWN, DeletedRuns, deleted_runs
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.ui.access import Access, Right, Viewer, see_logs, see_pods, see_run, see_runs
@@ -85,29 +85,36 @@ class ShownRuns:
 
         Raises HTTPException 403.
         """
-        recipes = self._runs.all()
+        return await self._visible(viewer, namespace, self._runs.all())
+
+    async def _visible(self, viewer: Viewer, namespace: str, recipes: list[Object]) -> list[Object]:
         if namespace:
             await self._require(viewer, see_runs(namespace))
             return [each for each in recipes if each["metadata"]["namespace"] == namespace]
         readable = await self._readable(viewer, {str(each["metadata"]["namespace"]) for each in recipes})
         return [each for each in recipes if each["metadata"]["namespace"] in readable]
 
-    async def used_by_deleted(self, viewer: Viewer, namespace: str) -> DeletedRuns:
-        """What deleted runs of a namespace have used, else those of all in which the viewer may list runs.
+    async def with_deleted(self, viewer: Viewer, namespace: str) -> tuple[list[Object], DeletedRuns]:
+        """As `visible`, and what deleted runs of the same namespaces have used: no run is in both.
 
         Raises HTTPException 403.
         """
         if namespace:
             await self._require(viewer, see_runs(namespace))
         source = self._deleted_use
-        if source is None:
-            return UNKNOWN
         # Before the recipes: a record of a run that is not among them is that of a deleted one.
-        records = await source.records()
-        found = deleted_runs(records, self._runs.all(), namespace or None)
+        records = None if source is None else await source.records()
+        recipes, problem = self._runs.all(), self._runs.problem
+        visible = await self._visible(viewer, namespace, recipes)
+        if source is None or records is None:
+            return visible, UNKNOWN
+        if problem is not None:
+            # Runs that exist may be missing from the list.
+            return visible, DeletedRuns(not_counted=f"{NOT_COUNTED}: {problem.rstrip('.')}.")
+        found = deleted_runs(records, recipes, namespace or None)
         readable = await self._readable(viewer, set(filter(source.shows, found.by_namespace)))
         kept = {name: use for name, use in found.by_namespace.items() if name in readable}
-        return DeletedRuns(kept, found.not_counted)
+        return visible, DeletedRuns(kept, found.not_counted)
 
     async def deleted(
         self, viewer: Viewer, namespace: str, text: str, first: int, count: int

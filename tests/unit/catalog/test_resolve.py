@@ -359,3 +359,9 @@ def test_a_recipe_that_another_one_must_precede_is_in_the_notes(resolve: Resolve
 def test_the_catalogs_name_of_a_model_comes_first_for_a_name_with_its_mode() -> None:
     with pytest.raises(InvalidRecipeError, match=r"did you mean gemma3-1b\?"):
         catalog.load().get("gemma3-1b-pretrain")
+
+
+def test_a_claim_of_the_user_is_never_deleted_which_is_in_the_notes(resolve: Resolve) -> None:
+    checkpoint = {"volume": {"claimName": "runs"}, "retainOnDelete": False}
+    notes = resolve(recipe="small-1", checkpoint=checkpoint).notes
+    assert [note for note in notes if "retainOnDelete is not used" in note]

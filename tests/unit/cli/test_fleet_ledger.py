@@ -283,6 +283,13 @@ def test_config_maps_that_may_not_be_read_cost_only_the_deleted_runs(words: Path
     assert found["notCounted"].startswith(NOT_COUNTED)
 
 
+def test_an_operator_namespace_without_config_maps_is_named(words: Path) -> None:
+    words.with_name("maps").write_text('{"items": []}')
+    found = json.loads(megatron("-A", "--operator-namespace", "ops", "-o", "json").output)
+    assert found["notCounted"] == f"{NOT_COUNTED}: namespace ops has no ConfigMap megatron-ledger-*."
+    assert found["total"]["deletedRuns"] == 0
+
+
 def test_the_config_maps_are_read_in_the_operators_namespace_before_the_recipes(words: Path) -> None:
     megatron("-n", "nlp", "--operator-namespace", "ops", "--by-week")
     first, second = words.read_text().splitlines()[:2]

@@ -71,7 +71,7 @@ def test_the_count_for_a_month_is_one_that_the_batch_takes(recipe: str) -> None:
 def test_the_count_and_the_batch_for_a_month_are_planned(recipe: str, gpus: str, tokens: str) -> None:
     words = ("--recipe", recipe, "--accelerator", "h100-sxm", "--set", f"training.trainTokens={tokens}")
     line = megatron("plan", *words, "--gpus", gpus).stdout.splitlines()[1].replace(",", "")
-    named = re.search(r"take about (\d+) GPUs at this speed per GPU(?:.*at least (\d+))?", line)
+    named = re.search(r"take about (\d+) GPUs at this speed per GPU(?: and globalBatchSize (\d+))?", line)
     assert named is not None
     count, batch = named.groups()
     if batch is not None:
@@ -84,7 +84,7 @@ def test_the_recommendation_for_a_month_is_planned() -> None:
     printed = " ".join(
         megatron("recommend", "--model", "8b", "--gpus", "32", "--seq-length", "131072").stdout.split()
     )
-    named = re.search(r"take about ([\d,]+) GPUs at this speed per GPU, and .* of at least ([\d,]+)", printed)
+    named = re.search(r"take about ([\d,]+) GPUs .* GPU, and globalBatchSize ([\d,]+)", printed)
     recipe = re.search(r"--recipe (\S+)", printed)
     assert named is not None
     assert recipe is not None

@@ -12,6 +12,7 @@ from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.usage_recorder import UsageRecorder
+from megatron_operator.lifecycle import usage_records
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.usage_records import CONFIG_MAPS as NAMES
 from megatron_operator.lifecycle.usage_records import NamespaceUse, Records, config_map_of
@@ -46,6 +47,8 @@ class Api:
         self.writes = 0
         self.fails: int | None = None
         self.carried_out = False
+        self.refused: str | None = None
+        """Name of the ConfigMap whose writes are refused."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         assert (resource, namespace) == (CONFIG_MAPS, "megatron-system")
@@ -55,6 +58,7 @@ class Api:
     async def create(self, resource: Resource, body: Object) -> None:
         assert resource is CONFIG_MAPS
         name = body["metadata"]["name"]
+        self._admit(name)
         with self._answered():
             if name in self.maps:
                 raise ApiError(409, "AlreadyExists", name)
@@ -64,6 +68,7 @@ class Api:
     async def merge(self, resource: Resource, target: Object, changes: Object) -> None:
         assert resource is CONFIG_MAPS
         metadata = target["metadata"]
+        self._admit(metadata["name"])
         with self._answered():
             known = self.maps[metadata["name"]]
             if known["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
@@ -78,6 +83,10 @@ class Api:
         del namespace, accept
         assert resource is RECIPES
         yield list(self.recipes.values())
+
+    def _admit(self, name: str) -> None:
+        if name == self.refused:
+            raise ApiError(422, "Invalid", f"{name} is immutable")
 
     def _answered(self) -> Any:
         return _Answer(self)
@@ -235,15 +244,71 @@ def test_a_config_map_that_cannot_be_read_is_not_overwritten_and_holds_up_no_oth
     assert counted(api)[0] == len(RUNS)
 
 
+def test_a_config_map_whose_writes_are_refused_holds_up_no_other_and_is_retried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(usage_recorder, "RETRY", 0.0)
+    monkeypatch.setattr(usage_recorder, "INTERVAL", 0.0)
+    api = Api()
+    refused = config_map_of(RUNS[0])
+    api.refused = refused
+    others = {uid for uid in RUNS[:3] if config_map_of(uid) != refused}
+    exist = {uid for uid in RUNS[3:] if config_map_of(uid) != refused}
+    assert others
+    assert exist
+
+    async def live() -> None:
+        recorder = started(api)
+        recorder.caches_are_complete()
+        delete(api, recorder, *RUNS[:3])
+        task = asyncio.create_task(recorder.run())
+        async with asyncio.timeout(10):
+            while counted(api)[0] < len(others) or set(api.records().runs) != exist:
+                await asyncio.sleep(0)
+            api.refused = None
+            while counted(api)[0] < 3 or set(api.records().runs) != set(RUNS[3:]):
+                await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(live())
+    assert f"{refused} is immutable" in caplog.text
+
+
+def test_of_too_many_pending_deletions_the_oldest_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(usage_recorder, "MAX_PENDING", 2)
+    api = Api()
+    recorder = started(api)
+    delete(api, recorder, *RUNS[:3])
+    assert list(recorder._deleted) == RUNS[1:3]
+    assert f"nlp/run-{RUNS[0]}" in caplog.text
+
+
+def test_a_leftover_record_of_a_counted_run_is_dropped_and_not_added() -> None:
+    api = Api()
+    recorder = started(api)
+    asyncio.run(recorder.record())
+    leftover = {name: dict(each["data"]) for name, each in api.maps.items()}
+    delete(api, recorder, RUNS[0])
+    asyncio.run(recorder.count_deleted())
+    key = f"run.{RUNS[0]}"
+    name = config_map_of(RUNS[0])
+    api.maps[name]["data"][key] = leftover[name][key]
+    asyncio.run(recorder.count_missed())
+    assert counted(api) == (1, 16.0)
+    assert set(api.records().runs) == set(RUNS[1:])
+
+
 def test_many_deletions_at_once_are_recorded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_recorder, "AT_ONCE", 2)
+    monkeypatch.setattr(usage_records, "MAX_ENDED_BYTES", 600)
     api = Api()
     api.recipes = {f"{number:x}": recipe(f"{number:x}") for number in range(100)}
     recorder = started(api)
     delete(api, recorder, *list(api.recipes))
     asyncio.run(recorder.count_deleted())
     assert counted(api) == (100, 1600.0)
-    assert api.writes >= 2 * 100 / 2
+    assert api.writes > 2 * 16
 
 
 def test_the_operator_that_stops_records_the_last_state() -> None:
@@ -285,7 +350,7 @@ def test_after_a_failure_the_loop_goes_on(
 
     asyncio.run(live())
     assert counted(api) == (6, 96.0)
-    assert "recorded later: Lost" in caplog.text
+    assert "cannot record usage, retrying in 0 s: Lost" in caplog.text
 
 
 def test_the_metrics_have_this_week_of_deleted_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from megatron_operator.lifecycle import usage_records
 from megatron_operator.lifecycle.usage_records import (
     CONFIG_MAPS,
+    OTHERS,
     RecordError,
     Records,
     RunUse,
     WeekSum,
     WeekUse,
+    batches,
     config_map_of,
     run_use,
     total,
@@ -117,3 +119,39 @@ def test_a_run_without_accelerators_has_no_record() -> None:
 
 def test_uids_spread_over_all_config_maps() -> None:
     assert {config_map_of(f"uid-{number}") for number in range(1000)} == set(CONFIG_MAPS)
+
+
+def test_without_weeks_left_the_smallest_namespaces_become_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_records, "MAX_SUM_BYTES", 2000)
+    runs = {f"{number}": use(number + 1.0, namespace=f"team-{number}") for number in range(40)}
+    data = stored(Records().with_ended(runs).with_deleted(runs))
+    assert sum(len(key) + len(text) for key, text in data.items()) <= 2000
+    sums = Records.read(data).namespaces
+    assert OTHERS in sums
+    assert "team-39" in sums
+    assert "team-0" not in sums
+    assert sum(each.runs for each in sums.values()) == 40
+    assert sum(each.accelerator_seconds["train"] for each in sums.values()) == sum(range(1, 41))
+    again = Records.read(data).with_ended({"new": use(5.0, namespace="team-0")}).with_deleted(["new"])
+    assert sum(each.runs for each in Records.read(stored(again)).namespaces.values()) == 41
+
+
+def test_records_that_grow_stay_within_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {f"{number}": use(number + 1.0) for number in range(20)}
+    size = sum(len(key) + len(text) for key, text in stored(Records().with_runs(runs)).items())
+    monkeypatch.setattr(usage_records, "MAX_RECORD_BYTES", size)
+    weeks = {f"2026-10-{day}": WeekUse(1.0, 0.0) for day in range(10, 31)}
+    grown = {uid: each.model_copy(update={"weeks": weeks}) for uid, each in runs.items()}
+    after = Records().with_runs(runs).with_runs(grown)
+    assert 0 < len(after.runs) < 20
+    assert sum(len(key) + len(text) for key, text in stored(after).items()) <= size
+
+
+def test_final_records_are_parted_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_records, "MAX_ENDED_BYTES", 1000)
+    runs = {f"{number}": use(number + 1.0) for number in range(20)}
+    parts = list(batches(runs))
+    assert {uid: each for part in parts for uid, each in part.items()} == runs
+    for part in parts:
+        assert sum(len(k) + len(v) for k, v in stored(Records().with_ended(part)).items()) <= 1000
+    assert usage_records.MAX_RECORD_BYTES + usage_records.MAX_SUM_BYTES <= 2**20

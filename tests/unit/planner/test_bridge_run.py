@@ -297,3 +297,11 @@ def test_a_folder_on_a_volume_of_the_profile_is_accepted() -> None:
     platform = {"bridgeImage": "b", "accelerators": {"h100-sxm": {"podTemplate": mounts}}}
     run = planned("llama3.1-8b-lora", 1, platform, init=INIT | {"modelFolder": "/models/llama"})
     assert 'hub.path="/models/llama"' in run.arguments
+
+
+def test_adam_in_place_of_another_optimizer_has_the_decays_of_the_recipe() -> None:
+    images = {"volume": {"claimName": "corpus"}, "mockData": True}
+    training = {"trainIters": 10, "lrWarmupIters": 1}
+    found = overrides("kimi-k2.5-vl-sft", 1024, data=images, training=training)
+    assert found["optimizer.optimizer"] == "adam"
+    assert (found["optimizer.adam_beta1"], found["optimizer.adam_beta2"]) == (0.9, 0.95)

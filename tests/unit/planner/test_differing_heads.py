@@ -146,6 +146,10 @@ def test_dense_gemma_4_with_images_has_one_stage(resolve: Callable[..., Resolved
     assert error.message.startswith("2 splits a model that Megatron-Bridge builds in one pipeline stage")
 
 
+def test_dense_gemma_4_with_images_keeps_its_sequences_whole(resolve: Callable[..., ResolvedRecipe]) -> None:
+    assert not plan(resolve("gemma4-vl-31b-sft", 16)).sequence_parallel
+
+
 def test_unfused_attention_computes_what_is_outside_of_the_window() -> None:
     w = replace(workload("gemma4-e4b", 8192), execution=Execution(unfused_attention=True))
     windowed, full = (ComputeModel(w, h100(), FITTED).attention(w.shape.kinds[n]) for n in (0, 5))

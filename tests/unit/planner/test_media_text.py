@@ -36,6 +36,13 @@ def test_a_run_reads_what_its_job_prepares_of_the_tar_files() -> None:
             "spec.data.sources[0].format: chat is not read by a model that takes images and sound",
         ),
         ({"data": DATA, "freeze": ["language"]}, "trains no model of images and text"),
+        (
+            {
+                "data": DATA,
+                "parallelism": {"pipelineModelParallelSize": 2, "numVirtualStagesPerPipelineRank": 2},
+            },
+            "spec.parallelism.numVirtualStagesPerPipelineRank: 2 is set, and Megatron-Bridge builds",
+        ),
     ],
 )
 def test_what_is_not_taken_is_refused_with_the_field(settings: dict[str, Any], problem: str) -> None:

@@ -244,3 +244,16 @@ def test_offloaded_states_are_in_the_memory_of_the_host_in_fp32_with_a_copy_of_t
     assert memory.host_bytes(found) == pytest.approx(
         8 / 6 * max(states(found, stage).optimizer for stage in range(4))
     )
+
+
+def test_what_is_not_offloaded_has_fp32_gradients_on_the_gpu() -> None:
+    training = TrainingSpec(bf16=True, use_precision_aware_optimizer=True)
+    args = OFFLOADED | {"optimizer-offload-fraction": 0.5, "main-grads-dtype": "bf16"}
+    assert numerics(training, args).optimizer == 8
+    assert numerics(training, args | {"optimizer-offload-fraction": 1.0}).optimizer == 0
+
+
+@pytest.mark.parametrize("fraction", ["half", [0.5, 0.5], "nan", 1.5, -1])
+def test_a_fraction_that_is_refused_is_planned_as_megatrons_default(fraction: Any) -> None:
+    training = TrainingSpec(bf16=True, use_precision_aware_optimizer=True)
+    assert numerics(training, OFFLOADED | {"optimizer-offload-fraction": fraction}).host == 16

@@ -106,6 +106,23 @@ def test_gpu_hours_of_deleted_runs_are_those_of_namespaces_that_the_viewer_may_l
     assert [name for name, cells in rows.items() if ">2,000.0<" in cells and name != "total"] == counted
 
 
+def test_an_incomplete_list_of_runs_shows_no_existing_run_as_deleted(
+    runs: ExampleRuns, api: ApiStandIn, kubeconfig: Path
+) -> None:
+    api.tokens["secret-token"] = ALICE
+    api.rights = {("alice", "list", "megatronrecipes", "")}
+    connection = AsyncConnection(kubeconfig=kubeconfig)
+    runs.recipes.clear()
+    runs.problem = "the runs have not been read yet"
+    options: dict[str, Any] = {"now": lambda: NOW, "deleted_use": KnownUse((None,), "exists")}
+    app = application(Settings(runs, ClusterAccess(connection), PublishedRecipes(None, None), **options))
+    with TestClient(app, base_url="https://page.example") as client:
+        text = client.get("/ledger", headers=bearer()).text
+        client.portal.call(connection.close)  # type: ignore[union-attr]
+    assert "Runs that were deleted are not counted: the runs have not been read yet." in text
+    assert "research" not in text
+
+
 def test_a_viewer_sees_the_runs_of_namespaces_that_they_may_list(client: TestClient) -> None:
     text = client.get("/", headers=bearer()).text
     assert "llama3-8b-web" in text

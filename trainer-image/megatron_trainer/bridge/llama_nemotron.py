@@ -5,6 +5,7 @@ sizes of layers are `block_configs` of config.json, as Megatron Core reads them
 (`megatron.core.transformer.heterogeneous.heterogeneous_config`).
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from huggingface_hub.dataclasses import strict
@@ -37,10 +38,20 @@ class LlamaNemotronConfig(LlamaConfig):
 
     def __post_init__(self, **settings: Any) -> None:
         self.block_configs = [
-            BlockConfig({name: BlockConfig(part) for name, part in block.items()})
+            BlockConfig(
+                {
+                    name: BlockConfig(part) if isinstance(part, Mapping) else part
+                    for name, part in block.items()
+                }
+            )
             for block in self.block_configs or ()
         ]
-        groups = [x.attention.n_heads_in_group for x in self.block_configs if not x.attention.no_op]
+        attentions = [block.get("attention") or {} for block in self.block_configs]
+        groups = [
+            heads
+            for attention in attentions
+            if not attention.get("no_op") and (heads := attention.get("n_heads_in_group"))
+        ]
         if self.num_key_value_heads is None and groups:
             self.num_key_value_heads = self.num_attention_heads // groups[0]
         # By this Bridge finds its class, where transformers has none.

@@ -181,7 +181,7 @@ def gemma4_vl_31b_sft_16gpu_h100_bf16_config() -> Any:
     _set(
         config.model,
         tensor_model_parallel_size=8,
-        sequence_parallel=True,
+        sequence_parallel=False,
         seq_length=4096,
         freeze_vision_model=True,
         transformer_impl="local",

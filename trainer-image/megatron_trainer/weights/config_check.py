@@ -281,6 +281,8 @@ def _layers(folder: HuggingFaceFolder) -> Iterator[str]:
             for name in _NOT_BUILT:
                 if settings.get(name):
                     yield f"{name} {settings[name]!r} of {part} of block_configs[{number}]"
+        if parallel := block.get("parallel_blocks"):
+            yield f"parallel_blocks {parallel!r} of block_configs[{number}]"
         attention: Settings = block.get("attention") or {}
         if not attention.get("no_op"):
             groups.add(attention.get("n_heads_in_group"))

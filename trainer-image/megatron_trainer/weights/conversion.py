@@ -106,7 +106,7 @@ def _open(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
 def audit(source: Path, target: Path, base: Path | None, meter: Meter | None = None) -> Audit:
     """Compare what a conversion read with what it wrote; neither is changed.
 
-    Raises ConversionError.
+    Raises ConversionError, also if the base of an export lacks weights that the export took from it.
     """
     meter = meter or Meter()
     kinds = [huggingface_folder.is_folder(folder) for folder in (source, target)]
@@ -116,12 +116,15 @@ def audit(source: Path, target: Path, base: Path | None, meter: Meter | None = N
         before = records(huggingface_folder.read(source, "--from", weights=True).tensors())
         after = records(huggingface_folder.read(target, "--to", weights=True).tensors())
         return Audit("copy", "huggingFace", before, compare(before, after))
-    with cpu_model.one_process():
-        if kinds == [True, False]:
-            folder = untrained_parts.without(huggingface_folder.read(source, "--from", weights=True))
+    if kinds == [True, False]:
+        folder = untrained_parts.without(huggingface_folder.read(source, "--from", weights=True))
+        with cpu_model.one_process():
             return audit_import(folder, cpu_model.make_bridge(folder), target, meter)
-        read = _open(checkpoint.find(source, "--from"), _base(source, base))
-        return _audit_export(read, target, meter)
+    directory = checkpoint.find(source, "--from")
+    folder = _base(source, base)
+    untrained_parts.require(folder)
+    with cpu_model.one_process():
+        return _audit_export(_open(directory, folder), target, meter)
 
 
 def finish(audit: Audit, part: Path) -> Audit:

@@ -41,14 +41,13 @@ class HuggingFaceFolder:
     @property
     def tied(self) -> bool:
         """Whether config.json ties the output layer to the embedding; transformers' default is by family."""
-        # That of the whole counts before that of the text's part of a model that also reads images.
-        thinker = self.config.get("thinker_config") or {}
-        for settings in (self.config, self.config.get("text_config") or {}, thinker):
+        for settings in _parts(self.config).values():
             if (tied := settings.get("tie_word_embeddings")) is not None:
                 return bool(tied)
         import transformers
 
-        return bool(transformers.AutoConfig.from_pretrained(self.path).tie_word_embeddings)
+        # Classes of models that also read images need not have it.
+        return bool(getattr(transformers.AutoConfig.from_pretrained(self.path), "tie_word_embeddings", False))
 
     @property
     def dtype(self) -> str:
@@ -111,12 +110,33 @@ def _read_config(path: Path, flag: str) -> Mapping[str, Any]:
     names = config.get("architectures") if isinstance(config, dict) else None
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ConversionError(f'{file} has no architectures; add for example ["LlamaForCausalLM"]')
-    if isinstance(config.get("quantization_config"), dict):
-        method = config["quantization_config"].get("quant_method", "an unnamed method")
-        raise ConversionError(
-            f"{file}: the weights are quantized ({method}); convert a copy in bfloat16 or float32"
-        )
+    for place, settings in _parts(config).items():
+        if isinstance(quantization := settings.get("quantization_config"), dict):
+            method = quantization.get("quant_method", "an unnamed method")
+            raise ConversionError(
+                f"{file}: the weights are quantized ({method}), by {place}quantization_config; convert a "
+                "copy in bfloat16 or float32, whose config.json has no quantization_config"
+            )
     return dict(config)
+
+
+def _parts(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the settings of a model and of its text's parts, by the path before their names.
+
+    The order is that in which they count: the whole, then the text of a model that also reads images.
+    """
+    thinker = _settings(config, "thinker_config")
+    return {
+        "": config,
+        "text_config.": _settings(config, "text_config"),
+        "thinker_config.": thinker,
+        "thinker_config.text_config.": _settings(thinker, "text_config"),
+    }
+
+
+def _settings(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _shards(path: Path) -> list[Path]:

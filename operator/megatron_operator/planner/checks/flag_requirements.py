@@ -4,6 +4,7 @@ Sources: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerParamS
 0.19.2. tests/megatron/test_flags_alone.py gives each flag by itself to both.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.own_image import has_own_image
+from megatron_operator.planner.estimate.workload import OFFLOAD_FRACTION
 from megatron_operator.planner.gradient_overlap import overlaps
 
 _AT: Final = "spec.megatronArgs."
@@ -266,6 +268,7 @@ def flag_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         *_interval_errors(resolved),
         *_attention_errors(resolved),
         *_rate_errors(resolved),
+        *_offload_errors(resolved),
     ]
 
 
@@ -359,3 +362,11 @@ def _rate_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     for flag in useless:
         if flag in args:
             yield FieldError(_AT + flag, f"{args[flag]} {reason}", f"{fix}, or leave it out")
+
+
+def _offload_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    fraction = resolved.megatron_args.get(OFFLOAD_FRACTION, 1.0)
+    with contextlib.suppress(ValueError):  # Another type is refused as such.
+        if not 0 <= float(str(fraction)) <= 1:
+            message = f"{fraction} is not a fraction"
+            yield FieldError(_AT + OFFLOAD_FRACTION, message, "set a number from 0 to 1")

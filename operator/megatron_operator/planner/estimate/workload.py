@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
@@ -19,6 +19,7 @@ from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 
 MegatronArgs = Mapping[str, Any]
+OFFLOAD_FRACTION: Final = "optimizer-offload-fraction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +225,12 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     if offloaded is not None:
         master = first = second = 4
     states = master + first + (second if training.optimizer in (None, "adam") else 0)
+    # `HybridDeviceOptimizer` keeps FP32 gradients of what it updates on the GPU.
+    gradient_copies = 4 if offloaded is not None and gradient < 4 else 0
     return Numerics(
         weight=2,
         gradient=gradient,
-        optimizer=states * (1 - (offloaded or 0)),
+        optimizer=(states + gradient_copies) * (1 - (offloaded or 0)),
         host=(states + 4) * (offloaded or 0),
         step_copies=4 * ((first < 4) + (second < 4 and training.optimizer in (None, "adam"))),
         fp8=fp8,
@@ -239,10 +242,17 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
 
 
 def offloaded_fraction(args: MegatronArgs) -> float | None:
-    """Fraction of the optimizer's states on the host (Megatron's default is 1); None without offloading."""
+    """Fraction of the optimizer's states on the host ; None without offloading.
+
+    1, Megatron's default, where the flag is missing or refused.
+    """
     if not args.get("optimizer-cpu-offload"):
         return None
-    return min(max(float(args.get("optimizer-offload-fraction", 1.0)), 0.0), 1.0)
+    try:
+        fraction = float(str(args.get(OFFLOAD_FRACTION, 1.0)))
+    except ValueError:
+        return 1.0
+    return fraction if 0 <= fraction <= 1 else 1.0
 
 
 def execution(

@@ -53,8 +53,11 @@ class ConstraintContext:
     unfused_attention: bool = False
     """Whether Transformer Engine computes attention without a fused kernel."""
     whole_norms: bool = False
-    one_stage: bool = False
     """Whether each rank builds norms of the queries and keys of all heads."""
+    one_stage: bool = False
+    """Whether the model cannot be split into pipeline stages."""
+    virtual_stages: bool = True
+    """Whether pipeline stages may be virtual ones."""
     splits_itself: bool = False
     """Whether attention splits sequences over ranks without Transformer Engine."""
 
@@ -87,7 +90,7 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     elif context.one_stage and layout.dims.pp > 1:
         message = f"{layout.dims.pp} splits a model that Megatron-Bridge builds in one pipeline stage alone"
         found.error(f"{_P}pipelineModelParallelSize", message, "set 1")
-    if context.shape.has_special_layers and layout.dims.vp > 1:
+    if layout.dims.vp > 1 and (context.shape.has_special_layers or not context.virtual_stages):
         message = f"{layout.dims.vp} is set, and Megatron-Bridge builds these layers without virtual stages"
         found.error(f"{_P}numVirtualStagesPerPipelineRank", message, "leave it out")
     return found.errors

@@ -90,6 +90,7 @@ class PlanningProblem:
             unfused_attention=self.resolved.training.attention_backend == "unfused",
             whole_norms=self._normalized_whole,
             one_stage=self._in_one_stage,
+            virtual_stages=self._has_virtual_stages,
             splits_itself=self._splits_itself,
         )
 
@@ -106,6 +107,13 @@ class PlanningProblem:
         if self.resolved.engine != "bridge" or function is None or function.function is None:
             return False
         return bridge_support.is_in_one_stage(function.function)
+
+    @property
+    def _has_virtual_stages(self) -> bool:
+        function = self.resolved.function
+        if self.resolved.engine != "bridge" or function is None or function.function is None:
+            return True
+        return bridge_support.has_virtual_stages(function.function)
 
     @property
     def _splits_itself(self) -> bool:

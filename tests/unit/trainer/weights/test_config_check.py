@@ -52,6 +52,7 @@ def layer(**attention: Any) -> dict[str, Any]:
     [
         ("DeciLM", {"rope_scaling": LLAMA3, "block_configs": [layer(), layer(n_heads_in_group=8)]}),
         ("DeciLM", {"block_configs": [layer(), layer(no_op=True, n_heads_in_group=None)]}),
+        ("DeciLM", {"block_configs": [layer() | {"parallel_blocks": None}]}),
         ("Llama", {}),
         ("Llama", {"rope_scaling": None, "hidden_act": "silu"}),
         ("Llama", {"rope_scaling": LLAMA3}),
@@ -92,6 +93,12 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             "DeciLM",
             {"block_configs": [layer(), layer(replace_with_linear=True)]},
             "replace_with_linear True of attention of block_configs[1]",
+        ),
+        (
+            "DeciLM",
+            {"block_configs": [layer(), layer() | {"parallel_blocks": [layer()]}]},
+            "parallel_blocks [{'attention': {'n_heads_in_group': 8}, 'ffn': {'ffn_mult': 2.625}}] of "
+            "block_configs[1]",
         ),
         (
             "DeciLM",

@@ -2,13 +2,22 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.conversion_error import ConversionError
-from megatron_trainer.weights.huggingface_folder import INDEX, conform, copy_small_files, write_weights
+from megatron_trainer.weights.huggingface_folder import (
+    INDEX,
+    HuggingFaceFolder,
+    conform,
+    copy_small_files,
+    write_weights,
+)
 from megatron_trainer.weights.tensors import Header
+
+OMNI = "Qwen3OmniMoeForConditionalGeneration"
 
 
 @pytest.fixture
@@ -73,6 +82,52 @@ def test_a_folder_without_configuration_is_refused(model: Path) -> None:
 def test_a_configuration_that_cannot_be_converted_is_refused(config: str, problem: str, model: Path) -> None:
     (model / "config.json").write_text(config)
     assert problem in _refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({}, ""),
+        ({"text_config": {}}, "text_config."),
+        ({"thinker_config": {}}, "thinker_config."),
+        ({"thinker_config": {"text_config": {}}}, "thinker_config.text_config."),
+    ],
+)
+def test_quantized_weights_are_refused_in_whichever_part_of_the_configuration(
+    config: dict[str, Any], place: str, model: Path
+) -> None:
+    part = config
+    for name in place.split(".")[:-1]:
+        part = part[name]
+    part["quantization_config"] = {"quant_method": "compressed-tensors"}
+    (model / "config.json").write_text(json.dumps({"architectures": ["X"]} | config))
+    refusal = _refusal(model, weights=False)
+    assert f"quantized (compressed-tensors), by {place}quantization_config;" in refusal
+    assert "convert a copy in bfloat16 or float32, whose config.json has no quantization_config" in refusal
+
+
+@pytest.mark.parametrize(
+    ("config", "tied"),
+    [
+        ({"text_config": {"tie_word_embeddings": True}}, True),
+        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, False),
+        ({"thinker_config": {"text_config": {"tie_word_embeddings": True}}}, True),
+        ({"thinker_config": {"text_config": {"tie_word_embeddings": False}}}, False),
+        ({"thinker_config": None, "text_config": None, "tie_word_embeddings": True}, True),
+    ],
+)
+def test_the_output_layer_is_tied_by_the_text_s_part_unless_the_whole_sets_it(
+    config: dict[str, Any], tied: bool
+) -> None:
+    assert HuggingFaceFolder(Path("absent"), config, {}).tied is tied
+
+
+def test_the_output_layer_is_not_tied_where_neither_the_folder_nor_transformers_sets_it(
+    tmp_path: Path,
+) -> None:
+    config = {"architectures": [OMNI], "model_type": "qwen3_omni_moe"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not huggingface_folder.read(tmp_path, "--base", weights=False).tied
 
 
 def test_truncated_weights_are_refused(model: Path) -> None:

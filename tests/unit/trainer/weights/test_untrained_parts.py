@@ -1,9 +1,10 @@
 """Tensors that a model in Megatron does not have, and that an export takes from the base's folder."""
 
+import json
 from pathlib import Path
 
 import pytest
-from megatron_trainer.weights import untrained_parts
+from megatron_trainer.weights import checkpoint, conversion, untrained_parts
 from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.tensors import Header
@@ -37,3 +38,16 @@ def test_an_export_requires_the_weights_of_what_speaks() -> None:
 def test_an_export_of_a_model_that_does_not_speak_requires_none() -> None:
     untrained_parts.require(folder(weights=False, enable_audio_output=False))
     untrained_parts.require(folder("Qwen3ForCausalLM", weights=False))
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+def test_an_audit_of_an_export_asks_for_the_base_that_the_export_took(
+    with_base: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "find", lambda folder, _flag: folder)
+    source, base, target = (tmp_path / name for name in ("checkpoint", "base", "exported"))
+    for each in (source / checkpoint.SOURCE_FOLDER, base, target):
+        each.mkdir(parents=True)
+        (each / "config.json").write_text(json.dumps({"architectures": [OMNI]}))
+    with pytest.raises(ConversionError, match=r"talker and code2wav of .*: --base FOLDER"):
+        conversion.audit(source, target, base if with_base else None)
