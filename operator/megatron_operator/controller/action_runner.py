@@ -47,9 +47,10 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
                 for pod in pods:
                     await api.delete(PODS, pod, same_version=True)
             case ForceDeletePods(pods):
+                # The pod first: its Job may be deleted already, and waits for it.
                 for pod in pods:
-                    await _replace(api, [pod])
                     await api.delete(PODS, pod, 0)
+                    await _replace(api, [pod])
 
 
 async def _replace(api: ApiClient, pods: Iterable[Object]) -> None:

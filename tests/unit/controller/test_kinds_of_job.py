@@ -180,13 +180,13 @@ def pod(*, on_jobset: bool) -> dict[str, Any]:
     return {"metadata": metadata | {"ownerReferences": [owner]}}
 
 
-def test_a_pod_of_a_jobset_is_deleted_after_its_job_which_waits_for_the_pod() -> None:
+def test_a_pod_of_a_jobset_is_deleted_after_its_job_and_by_force_before_it() -> None:
     api: Any = Api()
     pods = (pod(on_jobset=True),)
     asyncio.run(execute(api, [DeletePods(pods), ForceDeletePods(pods), ReplacePods(pods)]))
     with_job = (BATCH_JOBS, "run-worker-0", None, True)
     assert api.deleted == [
-        with_job, (PODS, "pod", 10, False), with_job, (PODS, "pod", 0, False), with_job,
+        with_job, (PODS, "pod", 10, False), (PODS, "pod", 0, False), with_job, with_job,
     ]  # fmt: skip
 
 
