@@ -15,7 +15,7 @@ from megatron_operator.lifecycle.actions import (
     ReplacePods,
     SetPriorityClass,
 )
-from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.manifests import image_pinning, node_avoidance, recovery_priority
 from megatron_operator.manifests.job_backends import backend_of_pod
 
@@ -47,17 +47,21 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
                 for pod in pods:
                     await api.delete(PODS, pod, same_version=True)
             case ForceDeletePods(pods):
-                # The pod first: its Job may be deleted already, and waits for it.
                 for pod in pods:
-                    await api.delete(PODS, pod, 0)
                     await _replace(api, [pod])
+                    await api.delete(PODS, pod, 0)
 
 
 async def _replace(api: ApiClient, pods: Iterable[Object]) -> None:
     """Delete what the pods are replaced with, if anything; it is gone once they are."""
     for pod in pods:
         job = backend_of_pod(pod).replaced_with(pod)
-        if job is not None:
+        if job is None:
+            continue
+        metadata = job["metadata"]
+        existing = await api.get(BATCH_JOBS, metadata["namespace"], metadata["name"])
+        # An operator that ends after each write gets no further if it deletes this again and again.
+        if existing is not None and not is_deleting(existing):
             await api.delete(BATCH_JOBS, job, foreground=True)
 
 

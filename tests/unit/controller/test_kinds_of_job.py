@@ -49,7 +49,7 @@ class Api:
         self.deleted: list[tuple[Resource, str, int | None, bool]] = []
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Any:
-        assert (namespace, name) == ("default", "run")
+        assert (namespace, name) == ("default", "run-worker-0" if resource is BATCH_JOBS else "run")
         self.read.append(resource.plural)
         return self.jobs[resource]
 
@@ -180,14 +180,26 @@ def pod(*, on_jobset: bool) -> dict[str, Any]:
     return {"metadata": metadata | {"ownerReferences": [owner]}}
 
 
-def test_a_pod_of_a_jobset_is_deleted_after_its_job_and_by_force_before_it() -> None:
+def test_a_pod_of_a_jobset_is_deleted_after_its_job_which_waits_for_the_pod() -> None:
     api: Any = Api()
+    api.jobs[BATCH_JOBS] = {"metadata": {"uid": "b"}}
     pods = (pod(on_jobset=True),)
     asyncio.run(execute(api, [DeletePods(pods), ForceDeletePods(pods), ReplacePods(pods)]))
     with_job = (BATCH_JOBS, "run-worker-0", None, True)
     assert api.deleted == [
-        with_job, (PODS, "pod", 10, False), (PODS, "pod", 0, False), with_job, with_job,
+        with_job, (PODS, "pod", 10, False), with_job, (PODS, "pod", 0, False), with_job,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "existing", [None, {"metadata": {"uid": "b", "deletionTimestamp": "2026-01-01T00:00:00Z"}}]
+)
+def test_a_job_that_is_gone_or_deleted_already_is_not_deleted_again(existing: dict[str, Any] | None) -> None:
+    api: Any = Api()
+    api.jobs[BATCH_JOBS] = existing
+    pods = (pod(on_jobset=True),)
+    asyncio.run(execute(api, [DeletePods(pods), ForceDeletePods(pods), ReplacePods(pods)]))
+    assert api.deleted == [(PODS, "pod", 10, False), (PODS, "pod", 0, False)]
 
 
 def test_a_pod_of_a_pytorchjob_is_deleted_alone() -> None:
