@@ -1,12 +1,16 @@
 """Runs on samples that have images or sound beside text: their recipes and data volumes."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from megatron_trainer.data import chats_command
+
 from testkit.fine_tuned import Case
+from testkit.image_models import ImageFamily
 from testkit.weights.warm import WarmConverter
+from tests.trainer.bridge_run import rendered_preparation
 
 SAMPLES, ITERATIONS, SAVED_EVERY = 24, 4, 2
 type Volumes = Callable[[str], Path]
@@ -39,19 +43,31 @@ def name_of(case: Case) -> str:
     return f"{case.recipe}-{sizes}"
 
 
+def prepare(wanted: dict[str, Any], volume: Path) -> Path:
+    """Prepare the data of a recipe as its Job does. Returns the folder that the run reads."""
+    words = rendered_preparation(wanted, volume)
+    message = chats_command.run(words)
+    assert message.startswith(f"{SAMPLES} samples are prepared, 18 for training, 6 for validation")
+    return Path(words[words.index("--output") + 1])
+
+
 def data_volumes(
     make_folder: Callable[[str], Path],
     converter: WarmConverter,
-    write_family: Callable[[str, Path], Any],
-    write_samples: Callable[[Path], None],
+    families: Mapping[str, ImageFamily],
+    media: str,
+    write_shards: Callable[[Path, int, int], object],
 ) -> Volumes:
-    """Returns what makes a family's data volume: a model, the checkpoint imported from it, and samples."""
+    """Returns what makes a family's data volume: a model, the checkpoint imported from it, and two tar files.
+
+    `media`: the folder of the tar files. `write_shards` writes so many files of so many samples to it.
+    """
 
     @functools.cache
     def make(family: str) -> Path:
         folder = make_folder("volume")
-        write_family(family, folder / "model")
-        write_samples(folder)
+        families[family].write(folder / "model")
+        write_shards(folder / media, 2, SAMPLES // 2)
         ended = converter.convert(
             "import", "--from", folder / "model", "--to", folder / "weights", log=folder / "log"
         )

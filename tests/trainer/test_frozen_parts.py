@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import pytest
 from megatron_operator.api.fine_tuning import ModelPart
-from megatron_trainer.data import chats_command
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
 
@@ -17,14 +16,14 @@ from testkit.fine_tuned import FROZEN_CASES, FrozenCase
 from testkit.image_models import FAMILIES
 from testkit.image_text import VOCABULARY, write_shards
 from testkit.weights.warm import WarmConverter
-from tests.trainer.bridge_run import RecipeGang, rendered_preparation
+from tests.trainer.bridge_run import RecipeGang
 from tests.trainer.sample_runs import (
     ITERATIONS,
-    SAMPLES,
     SAVED_EVERY,
     Volumes,
     data_volumes,
     name_of,
+    prepare,
     recipe,
 )
 from tests.trainer.warm_process import WarmProcess
@@ -51,13 +50,7 @@ def name_with_parts(case: FrozenCase) -> str:
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory, converter: WarmConverter) -> Volumes:
     """The data volumes of families, with two tar files."""
-
-    def write_samples(folder: Path) -> None:
-        write_shards(folder / "images", 2, SAMPLES // 2)
-
-    return data_volumes(
-        tmp_path_factory.mktemp, converter, lambda name, folder: FAMILIES[name].write(folder), write_samples
-    )
+    return data_volumes(tmp_path_factory.mktemp, converter, FAMILIES, "images", write_shards)
 
 
 def part_of(name: str) -> ModelPart:
@@ -86,7 +79,7 @@ def test_tensors_of_frozen_parts_are_exported_bit_for_bit_and_the_others_are_tra
     case: FrozenCase, volumes: Volumes, tmp_path: Path, warm_bridge: WarmProcess, converter: WarmConverter
 ) -> None:
     volume, wanted = volumes(case.family), spec(case, ITERATIONS)
-    chats_command.run(rendered_preparation(wanted, volume))
+    prepare(wanted, volume)
     run = RecipeGang(tmp_path, warm_bridge, volume, wanted)
     run.run_to_end()
 
@@ -104,7 +97,7 @@ def test_a_killed_run_that_trains_the_projector_resumes_with_the_losses_of_an_un
     volumes: Volumes, tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess
 ) -> None:
     volume, wanted, longer = volumes(ALIGNED.family), spec(ALIGNED, ITERATIONS), spec(ALIGNED, 100)
-    chats_command.run(rendered_preparation(wanted, volume))
+    prepare(wanted, volume)
     undisturbed = RecipeGang(tmp_path_factory.mktemp("undisturbed"), warm_bridge, volume, wanted)
     undisturbed.run_to_end()
     run = RecipeGang(tmp_path_factory.mktemp("killed"), warm_bridge, volume, longer)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from megatron_trainer.data import chats_command
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
 
@@ -16,7 +15,7 @@ from testkit.image_text import COLOURS
 from testkit.omni_text import FAMILIES, answer, write_shards
 from testkit.sound_text import TONES, seconds, tone
 from testkit.weights.warm import WarmConverter
-from tests.trainer.bridge_run import RecipeGang, rendered_preparation
+from tests.trainer.bridge_run import RecipeGang
 from tests.trainer.sample_runs import (
     ITERATIONS,
     SAMPLES,
@@ -24,6 +23,7 @@ from tests.trainer.sample_runs import (
     Volumes,
     data_volumes,
     name_of,
+    prepare,
     recipe,
 )
 from tests.trainer.warm_process import WarmProcess
@@ -44,21 +44,7 @@ def spec(case: Case, iterations: int, **data: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory, converter: WarmConverter) -> Volumes:
     """The data volume of the family, with two tar files."""
-
-    def write_samples(folder: Path) -> None:
-        write_shards(folder / "media", 2, SAMPLES // 2)
-
-    return data_volumes(
-        tmp_path_factory.mktemp, converter, lambda name, folder: FAMILIES[name].write(folder), write_samples
-    )
-
-
-def prepare(wanted: dict[str, Any], volume: Path) -> Path:
-    """Prepare the data of a recipe as its Job does. Returns the folder that the run reads."""
-    words = rendered_preparation(wanted, volume)
-    message = chats_command.run(words)
-    assert message.startswith(f"{SAMPLES} samples are prepared, 18 for training, 6 for validation")
-    return Path(words[words.index("--output") + 1])
+    return data_volumes(tmp_path_factory.mktemp, converter, FAMILIES, "media", write_shards)
 
 
 def test_logits_are_those_of_transformers_and_the_weights_come_back_bit_for_bit(

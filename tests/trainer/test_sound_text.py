@@ -30,6 +30,7 @@ from tests.trainer.sample_runs import (
     Volumes,
     data_volumes,
     name_of,
+    prepare,
     recipe,
 )
 from tests.trainer.warm_process import WarmProcess
@@ -49,21 +50,7 @@ def spec(case: Case, iterations: int, **data: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory, converter: WarmConverter) -> Volumes:
     """The data volumes of families, with two tar files."""
-
-    def write_samples(folder: Path) -> None:
-        write_shards(folder / "sound", 2, SAMPLES // 2)
-
-    return data_volumes(
-        tmp_path_factory.mktemp, converter, lambda name, folder: FAMILIES[name].write(folder), write_samples
-    )
-
-
-def prepare(wanted: dict[str, Any], volume: Path) -> Path:
-    """Prepare the data of a recipe as its Job does. Returns the folder that the run reads."""
-    words = rendered_preparation(wanted, volume)
-    message = chats_command.run(words)
-    assert message.startswith(f"{SAMPLES} samples are prepared, 18 for training, 6 for validation")
-    return Path(words[words.index("--output") + 1])
+    return data_volumes(tmp_path_factory.mktemp, converter, FAMILIES, "sound", write_shards)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -11,12 +11,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_p
 from megatron_operator.api.fine_tuning import InitSpec
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.platform_validation import beyond_baseline
-from megatron_operator.api.recipe import (
-    CheckpointSpec,
-    DataSpec,
-    MegatronRecipeSpec,
-    VolumeSpec,
-)
+from megatron_operator.api.recipe import CheckpointSpec, DataSpec, MegatronRecipeSpec, VolumeSpec
 from megatron_operator.catalog import (
     best_checkpoint,
     bridge_pretraining,
@@ -105,31 +100,7 @@ def resolve_for_planning(
     published = CatalogLayers([("default", DEFAULTS)])
     if entry is not None:
         published = catalog_layers(entry, spec, catalog, profile, accelerator, found)
-    merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
-    if spec.image is not None:
-        found.origin("image", "recipe")
-    performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
-    overlaps.switch_off_inherited(merged["parallelism"], found)
-    if entry is None or entry.engine == "megatron":
-        found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
-    if entry is None or entry.engine == "megatron":
-        data.take_tokenizer(merged["data"], spec, found)
-    _complete(merged, entry, published, profile, found)
-    if entry is not None and entry.engine == "bridge" and entry.starts:
-        if entry.reads_latents:
-            latents.complete_data(merged)
-        elif entry.fine_tunes:
-            fine_tuning.complete_data(merged, spec, found, media=entry.media)
-        else:
-            bridge_pretraining.complete_data(merged, spec, found)
-    if entry is None or not entry.fine_tunes:
-        found.extend(
-            validation_set_errors(
-                merged["data"],
-                split_asked=found.is_set_by_user("data.split"),
-                evaluates=merged["training"].get("evalIters") != 0,
-            )
-        )
+    merged = _merged(spec, entry, published, profile, accelerator, found)
     if entry is None or entry.converts:
         found.extend(conversions.conversion_errors(spec, entry))
     found.extend(fine_tuning.path_errors(spec, entry, profile))
@@ -171,6 +142,42 @@ def resolve_for_planning(
         "notes": found.notes,
     }
     return _validated(settings, found)
+
+
+def _merged(
+    spec: MegatronRecipeSpec,
+    entry: Entry | None,
+    published: CatalogLayers,
+    profile: AcceleratorProfile,
+    accelerator: str,
+    found: Diagnostics,
+) -> dict[str, Any]:
+    """The settings of catalog and recipe together, with what follows from others filled in."""
+    merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
+    if spec.image is not None:
+        found.origin("image", "recipe")
+    performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
+    overlaps.switch_off_inherited(merged["parallelism"], found)
+    if entry is None or entry.engine == "megatron":
+        found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
+        data.take_tokenizer(merged["data"], spec, found)
+    _complete(merged, entry, published, profile, found)
+    if entry is not None and entry.engine == "bridge" and entry.starts:
+        if entry.reads_latents:
+            latents.complete_data(merged)
+        elif entry.fine_tunes:
+            fine_tuning.complete_data(merged, spec, found, media=entry.media)
+        else:
+            bridge_pretraining.complete_data(merged, spec, found)
+    if entry is None or not entry.fine_tunes:
+        found.extend(
+            validation_set_errors(
+                merged["data"],
+                split_asked=found.is_set_by_user("data.split"),
+                evaluates=merged["training"].get("evalIters") != 0,
+            )
+        )
+    return merged
 
 
 def _validated(settings: dict[str, Any], found: Diagnostics) -> ResolvedRecipe:

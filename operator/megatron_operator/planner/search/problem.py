@@ -88,32 +88,17 @@ class PlanningProblem:
             cp_comm_type=self.asked.cp_comm_type,
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
             unfused_attention=self.resolved.training.attention_backend == "unfused",
-            whole_norms=self._normalized_whole,
-            one_stage=self._in_one_stage,
-            virtual_stages=self._has_virtual_stages,
+            whole_norms=bridge_support.architecture(self._function) in bridge_support.NORMALIZED_WHOLE,
+            one_stage=bridge_support.is_in_one_stage(self._function),
+            virtual_stages=bridge_support.has_virtual_stages(self._function),
             splits_itself=self._splits_itself,
         )
 
     @property
-    def _normalized_whole(self) -> bool:
-        function = self.resolved.function
-        if self.resolved.engine != "bridge" or function is None or function.function is None:
-            return False
-        return bridge_support.architecture(function.function) in bridge_support.NORMALIZED_WHOLE
-
-    @property
-    def _in_one_stage(self) -> bool:
-        function = self.resolved.function
-        if self.resolved.engine != "bridge" or function is None or function.function is None:
-            return False
-        return bridge_support.is_in_one_stage(function.function)
-
-    @property
-    def _has_virtual_stages(self) -> bool:
-        function = self.resolved.function
-        if self.resolved.engine != "bridge" or function is None or function.function is None:
-            return True
-        return bridge_support.has_virtual_stages(function.function)
+    def _function(self) -> str:
+        """The function of Megatron-Bridge that trains it; empty where none does."""
+        function = self.resolved.function if self.resolved.engine == "bridge" else None
+        return (function and function.function) or ""
 
     @property
     def _splits_itself(self) -> bool:
