@@ -24,7 +24,6 @@ from megatron_operator.controller.api_client import (
 )
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
-from megatron_operator.controller.unreported_claims import UnreportedClaims
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue
 from megatron_operator.lifecycle.children import (
     MISSING_BEFORE_PODS,
@@ -79,10 +78,6 @@ async def create(api: ApiClient, resource: Resource, body: Object) -> Object | N
         return None
 
 
-def _owner(status: StatusBuilder) -> Owner:
-    return Owner(status.key.name, status.key.namespace, status.uid)
-
-
 class Children:
     """Ensures the objects that a recipe owns.
 
@@ -92,7 +87,6 @@ class Children:
     def __init__(self, api: ApiClient, capacity: CapacityFinder) -> None:
         self._api = api
         self._capacity = capacity
-        self.unreported_claims = UnreportedClaims(api)
 
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool, trained: bool = False
@@ -168,8 +162,7 @@ class Children:
         metadata = claim["metadata"]
         existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
         if existing is None:
-            if (created := await create(self._api, CLAIMS, claim)) is not None:
-                self.unreported_claims.created(_owner(status), created)
+            if await create(self._api, CLAIMS, claim) is not None:
                 return None
             existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
             if existing is None:
@@ -199,8 +192,9 @@ class Children:
 
         Its name has the recipe's UID. The operator may not read Secrets, so it cannot check more.
         """
+        namespace, name = status.key
         token = secrets.token_hex(TOKEN_BYTES)
-        await create(self._api, SECRETS, gang_token.secret(_owner(status), token))
+        await create(self._api, SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
 
     async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | Requeue:
         """Create the training job; a Requeue when the API server rejects it, or something is in its way.

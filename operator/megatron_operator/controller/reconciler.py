@@ -136,10 +136,8 @@ class Reconciler:
                 return result.delay
         recipe = await self._api.get(RECIPES, *key)
         if recipe is None or is_deleting(recipe):
-            await self._children.unreported_claims.discard(key)
             self._forget(key)
             return None
-        self._children.unreported_claims.keep(key)
         return (await self._reconcile_recipe(recipe, cached=False)).delay
 
     async def _reconcile_recipe(self, recipe: Object, *, cached: bool) -> Result:
@@ -357,7 +355,6 @@ class Reconciler:
         """Write the status; False when the recipe no longer exists, or has changed since it was `cached`."""
         try:
             self._caches.recipes.refresh(await self._api.apply(RECIPES, status.patch(), "status"))
-            self._children.unreported_claims.keep(status.key)
         except ApiError as error:
             if error.not_found or (error.conflict and cached):
                 return False
