@@ -27,8 +27,8 @@ _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in an uninterruptible wait", "Z": "dead"}
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
-# A main thread with a frame in one of these files waits for other ranks.
-_COLLECTIVE_FILES = ("torch/distributed/",)
+# A main thread with one of these frames waits for other ranks: torch's own, and what measures their waits.
+_COLLECTIVE_FRAME = re.compile(r"\(.*torch/distributed/|measured_collective \(.*/worker/step_phases\.py:")
 
 
 def register_stack_dump(rank: int) -> None:
@@ -123,6 +123,7 @@ def collect_stacks(
     for rank, pid in sorted(pids.items()):
         main_thread, _, stacks = texts.get(rank, "").partition("\n")
         frames = main_frames(stacks, main_thread)
+        innermost = next((each for each in frames if not each.startswith("measured_collective (")), "")
         iteration, doing = last_known.get(rank, (None, "unknown"))
         found.append(
             RankState(
@@ -132,8 +133,8 @@ def collect_stacks(
                 iteration=iteration,
                 doing=doing,
                 state=states[rank],
-                innermost=frames[0] if frames else "",
-                in_collective=any(part in frame for frame in frames[:6] for part in _COLLECTIVE_FILES),
+                innermost=innermost,
+                in_collective=any(_COLLECTIVE_FRAME.search(frame) for frame in frames[:6]),
                 answered=bool(stacks),
                 stacks=main_thread_first(stacks, main_thread),
                 collectives=collectives.get(rank),
@@ -211,8 +212,10 @@ def find_stalled_rank(states: Sequence[RankState]) -> RankState | None:
     """Return the rank that the others wait for, None if that is unknown.
 
     That is a rank that cannot run, else one that has not enqueued a collective which others wait for. Without
-    the ranks' collectives it is one that is not in a collective while others are. Among several it is the one
-    with the fewest iterations. A rank that trains alone waits for itself: its collectives are recorded too.
+    the ranks' collectives, and with gloo where each rank that is awaited waits itself in a send or receive,
+    which gloo does not record, it is one that is not in a collective while others are. Among several it is
+    the one with the fewest iterations. A rank that trains alone waits for itself: its collectives are
+    recorded too.
     """
     if len(states) == 1:
         return states[0]
@@ -220,15 +223,24 @@ def find_stalled_rank(states: Sequence[RankState]) -> RankState | None:
     if unresponsive:
         return min(unresponsive, key=lambda each: (each.state == "running", each.iteration or 0, each.rank))
     known = _collectives_of(states)
-    if any(each.waiting for each in known.values()):
-        missing = [each for each in states if each.rank in awaited_ranks(known)]
-        return min(missing, key=lambda each: (each.iteration or 0, each.rank), default=None)
-    outside = [each for each in states if not each.in_collective]
+    waiting = {rank: collectives.waiting for rank, collectives in known.items() if collectives.waiting}
+    outside = [each for each in states if not each.in_collective and each.rank not in waiting]
+    if waiting:
+        awaited = awaited_ranks(known)
+        missing = [each for each in states if each.rank in awaited]
+        if all(each.operation.startswith("nccl:") for operations in waiting.values() for each in operations):
+            return _earliest(missing)
+        busy = [each for each in missing if not each.in_collective]
+        return _earliest(busy or (outside if missing else []))
     if not outside or len(outside) == len(states):
         fewest = min(states, key=lambda each: each.iteration or 0)
         alone = sum((each.iteration or 0) == (fewest.iteration or 0) for each in states) == 1
         return fewest if alone else None
-    return min(outside, key=lambda each: (each.iteration or 0, each.rank))
+    return _earliest(outside)
+
+
+def _earliest(states: Sequence[RankState]) -> RankState | None:
+    return min(states, key=lambda each: (each.iteration or 0, each.rank), default=None)
 
 
 def _collectives_of(states: Sequence[RankState]) -> dict[int, Collectives]:

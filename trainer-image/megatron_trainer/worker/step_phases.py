@@ -61,7 +61,7 @@ class StepPhases:
 
     def _measured(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
-        def outer(*args: Any, **kwargs: Any) -> Any:
+        def measured_collective(*args: Any, **kwargs: Any) -> Any:
             if not self._measuring or torch.cuda.is_current_stream_capturing():
                 return inner(*args, **kwargs)
             if torch.cuda.current_stream().cuda_stream != self._stream:
@@ -73,7 +73,7 @@ class StepPhases:
             self._spans.append((begin, end))
             return result
 
-        return outer
+        return measured_collective
 
     def _event(self) -> Any:
         return self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,40 +93,57 @@ def test_a_large_group_takes_little_space() -> None:
     assert len(str(known.to_json())) < 200
 
 
-PROGRAM = """
+START = """
 import sys, threading
 import torch
 import torch.distributed as dist
 from megatron_trainer.health.stacks import register_stack_dump
 from megatron_trainer.worker.collective_recorder import record_collectives
+from megatron_trainer.worker.step_phases import StepPhases
 
 rank = int(sys.argv[1])
 register_stack_dump(rank)
 record_collectives(rank, None)
-dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=3)
-pair = dist.new_group([1, 2])
+StepPhases().install()
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=int(sys.argv[3]))
+groups = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [2, 3])[: int(sys.argv[3]) - 1]]
 tensor = torch.ones(1)
 dist.all_reduce(tensor)
 print("ready", flush=True)
+"""
+CHAIN = """
 if rank == 0:
     dist.all_reduce(tensor)
 elif rank == 1:
-    dist.all_reduce(tensor, group=pair)
+    dist.all_reduce(tensor, group=groups[1])
 else:
     threading.Event().wait()
 """
+PIPELINE = """
+if rank == 0:
+    dist.all_reduce(tensor, group=groups[0])
+elif rank == 1:
+    dist.irecv(tensor, 3).wait()
+elif rank == 2:
+    dist.all_reduce(tensor, group=groups[2])
+else:
+    threading.Event().wait()
+"""
+"""Two stages of tensor parallelism 2. The first stage's rank 0 has received what rank 1 still waits for."""
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[dict[int, int]]:
-    """Rank 0 waits for all, rank 1 for rank 2, which has stopped to take part. By rank: process ids."""
+def hanging(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dict[int, int]]:
+    """Ranks that run a program, of which the last has stopped to take part. By rank: process ids."""
+    program, size = request.param
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started = []
-    for rank in range(3):
-        command = [sys.executable, "-c", PROGRAM, str(rank), f"tcp://127.0.0.1:{port}"]
+    for rank in range(size):
+        arguments = [str(rank), f"tcp://127.0.0.1:{port}", str(size)]
         environment = os.environ | {STACKS_ENV: str(tmp_path)}
+        command = [sys.executable, "-c", START + program, *arguments]
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     for process in started:
         assert process.stdout is not None
@@ -137,7 +155,7 @@ def hanging(tmp_path: Path) -> Iterator[dict[int, int]]:
 
 
 def collected(processes: dict[int, int], folder: Path) -> list[RankState]:
-    """The states once ranks 0 and 1 are inside their collectives."""
+    """The states once all ranks but the last are inside their collectives."""
 
     def ask() -> None:
         for pid in processes.values():
@@ -145,8 +163,7 @@ def collected(processes: dict[int, int], folder: Path) -> list[RankState]:
 
     while True:
         states = collect_stacks(processes, 0, {}, folder, ask)
-        second = any(each.number == 2 for each in waiting(states[0]))
-        if second and any(each.ranks == (1, 2) for each in waiting(states[1])):
+        if all(each.in_collective for each in states[:-1]):
             return [RankState.from_brief(state.brief()) for state in states]
 
 
@@ -154,6 +171,7 @@ def waiting(state: RankState) -> tuple[Waiting, ...]:
     return state.collectives.waiting if state.collectives else ()
 
 
+@pytest.mark.parametrize("hanging", [(CHAIN, 3)], indirect=True)
 def test_the_stalled_rank_of_a_chain_is_found_in_real_process_groups(
     hanging: dict[int, int], tmp_path: Path
 ) -> None:
@@ -162,6 +180,32 @@ def test_the_stalled_rank_of_a_chain_is_found_in_real_process_groups(
     assert stalled is not None
     assert stalled.rank == 2
     assert {each.operation for state in states for each in waiting(state)} == {"gloo:all_reduce"}
+
+
+@pytest.mark.parametrize("hanging", [(PIPELINE, 4)], indirect=True)
+def test_a_rank_that_waits_for_a_receive_of_gloo_is_not_the_stalled_one(
+    hanging: dict[int, int], tmp_path: Path
+) -> None:
+    """The recorder of gloo has no sends and receives: rank 1 seems to wait for nobody, and rank 0 for it."""
+    states = collected(hanging, tmp_path)
+    assert not waiting(states[1])
+    stalled = find_stalled_rank(states)
+    assert stalled is not None
+    assert stalled.rank == 3
+    assert "measured_collective" not in states[1].innermost
+
+
+def test_no_rank_is_named_if_the_awaited_one_may_wait_in_a_receive_that_gloo_does_not_record() -> None:
+    """Ranks 2 and 3 have enqueued what a device does not complete, so that rank 1 receives nothing from 3."""
+    first, second = Waiting(TP, 9, "gloo:all_reduce", (0, 1)), Waiting("tp-1", 9, "gloo:all_reduce", (2, 3))
+    collectives = [Collectives({TP: 9}, (first,)), done(tp=8), *[Collectives({"tp-1": 9}, (second,))] * 2]
+    states = [
+        RankState(number, number // 2, 7, 5, "training", "running", "f (a.py:1)", True, collectives=each)
+        for number, each in enumerate(collectives)
+    ]
+    assert find_stalled_rank(states) is None
+    alone = replace(states[3], in_collective=False, collectives=done())
+    assert find_stalled_rank([*states[:3], alone]) == alone
 
 
 def test_a_hang_that_no_rank_causes_names_the_operation() -> None:
