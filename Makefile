@@ -205,7 +205,7 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	  tests/trainer/test_bridge_families.py tests/trainer/test_bridge_pretraining.py \
 	  tests/trainer/test_weights.py tests/trainer/test_chats.py tests/trainer/test_own_loop_conversions.py \
 	  tests/trainer/test_image_text.py tests/trainer/test_frozen_parts.py tests/trainer/test_sound_text.py \
-	  tests/trainer/test_omni.py \
+	  tests/trainer/test_omni.py tests/trainer/test_nemotron_media.py tests/trainer/test_step_layers.py \
 	  tests/trainer/test_diffusion.py
 
 .PHONY: weights-check
@@ -229,6 +229,10 @@ soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 3
 .PHONY: release
 release: setup ## Build wheels, chart, CRD, bills of materials and checksums into dist/; RELEASE="--dirty"
 	@$(PY) scripts/release.py $(RELEASE)
+
+.PHONY: set-version
+set-version: setup ## Set the version in every file that names it; VERSION=1.2.3, or 1.2.3-dev after a release
+	@$(PY) scripts/set_version.py "$(VERSION)"
 
 .PHONY: lock
 lock: setup ## Recompile the pinned requirements

@@ -55,6 +55,11 @@ _PATHS = {
     "LocalQueue": "/apis/kueue.x-k8s.io/v1beta2/{ns}/localqueues",
     "WorkloadPriorityClass": "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses",
     "Workload": "/apis/kueue.x-k8s.io/v1beta2/{ns}/workloads",
+    "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
+    "ResourceClaim": "/apis/resource.k8s.io/v1/{ns}/resourceclaims",
+    "ResourceClaimTemplate": "/apis/resource.k8s.io/v1/{ns}/resourceclaimtemplates",
+    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
+    "DeviceTaintRule": "/apis/resource.k8s.io/v1beta2/devicetaintrules",
     "Stage": "/apis/kwok.x-k8s.io/v1alpha1/stages",
 }
 

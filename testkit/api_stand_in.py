@@ -245,7 +245,9 @@ class ApiStandIn:
 
     async def _list_events(self, request: web.Request) -> web.Response:
         await self._note(request)
-        return web.json_response({"items": self.events})
+        uid = request.query["fieldSelector"].removeprefix("involvedObject.uid=")
+        found = [event for event in self.events if event["involvedObject"]["uid"] == uid]
+        return web.json_response({"items": found})
 
     async def _log(self, request: web.Request) -> web.Response:
         await self._note(request)

@@ -32,6 +32,8 @@ _TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP_ONLY: dict[str, int | bool] = {**_PP, "tensorModelParallelSize": 1, "sequenceParallel": False}
 _CP: dict[str, int | bool] = {"contextParallelSize": 2, **_EP_ONLY}
 _PP_OF_KIMI = {**_PP_ONLY, "expertModelParallelSize": 1}
+_EP_OF_V4 = {**_EP_ONLY, "pipelineModelParallelSize": 1}
+_PP_OF_V4 = {**_PP_ONLY, "expertModelParallelSize": 1}
 _OLMOE = {**OLMOE_OF_BRIDGE, "model.vocab_size": VOCABULARY}
 
 CASES = (
@@ -70,6 +72,9 @@ CASES = (
     Case("k-exaone2-750b-a37b-lora", "K-EXAONE 2.0", _EP_ONLY),
     Case("olmoe-7b-sft", "OLMoE", _EP_ONLY, _OLMOE),
     Case("olmoe-7b-lora", "OLMoE", _EP_ONLY, _OLMOE),
+    Case("deepseek-v4-flash-sft", "DeepSeek-V4", _EP_OF_V4),
+    Case("deepseek-v4-flash-sft", "DeepSeek-V4", _PP_OF_V4),
+    Case("deepseek-v4-flash-no-mtp-sft", "DeepSeek-V4 without MTP", _EP_OF_V4),
     Case("moonlight-16b-a3b-sft", "Moonlight", _EP_ONLY),
     Case("moonlight-16b-a3b-lora", "Moonlight", _EP_ONLY),
     Case("nemotron-h-4b-sft", "Nemotron-H", _TP_ONLY, HYBRID_OF_BRIDGE),
@@ -132,6 +137,8 @@ IMAGE_CASES = (
     Case("exaone4.5-vl-33b-lora", "EXAONE 4.5 VL", _PP_ONLY),
     Case("kimi-k2.5-vl-sft", "Kimi-K2.5", _EP_ONLY),
     Case("kimi-k2.5-vl-sft", "Kimi-K2.5", _PP_OF_KIMI),
+    Case("step3.7-flash-sft", "Step-3.7", {**_EP_ONLY, "pipelineModelParallelSize": 1}),
+    Case("step3.7-flash-sft", "Step-3.7", _PP_OF_KIMI),
 )
 """Of testkit.image_models, on images and text."""
 SOUND_CASES = (
@@ -146,6 +153,15 @@ OMNI_CASES = (
     Case("qwen3-omni-30b-a3b-sft", "Qwen3-Omni", _PP_ONLY),
 )
 """Of testkit.omni_text, on images, sound and text."""
+NEMOTRON_CASES = (
+    Case("nemotron3-nano-omni-30b-a3b-sft", "Nemotron 3 Nano Omni", _EP_ONLY),
+    Case("nemotron3-nano-omni-30b-a3b-sft", "Nemotron 3 Nano Omni", _PP_ONLY),
+    Case("nemotron3-nano-omni-30b-a3b-lora", "Nemotron 3 Nano Omni", _EP_ONLY),
+    Case("nemotron3-nano-omni-30b-a3b-lora", "Nemotron 3 Nano Omni", _PP_ONLY),
+    Case("nemotron-nano2-vl-12b-sft", "Nemotron Nano 2 VL", _TP),
+    Case("nemotron-nano2-vl-12b-lora", "Nemotron Nano 2 VL", _TP),
+)
+"""Of testkit.nemotron, on images and text, and sound where the model takes it."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from testkit import image_text
 from testkit.exaone_minimax import write_exaone45, write_minimax_m3
 from testkit.image_text import CHATML, VOCABULARY
 from testkit.kimi import write_kimi_k25
+from testkit.step37 import write_step37
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, write_prediction
 
 
@@ -358,6 +359,7 @@ FAMILIES = {
         ImageFamily("MiniMax-M3", "MiniMaxM3SparseForConditionalGeneration", write_minimax_m3, "[e~["),
         ImageFamily("EXAONE 4.5 VL", "Exaone4_5_ForConditionalGeneration", write_exaone45, "<|endofturn|>"),
         ImageFamily("Kimi-K2.5", "KimiK25ForConditionalGeneration", write_kimi_k25, "<|im_end|>"),
+        ImageFamily("Step-3.7", "Step3p7ForConditionalGeneration", write_step37, "<|im_end|>"),
     )
 }
 """By name."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from testkit.exaone_minimax import MINIMAX_M3
+from testkit.weights.deepseek_v4 import DEEPSEEK_V4
 from testkit.weights.falcon import FALCON_H1
 from testkit.weights.families import (
     BASE,
@@ -22,6 +23,7 @@ from testkit.weights.families import (
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, with_text
 from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE, NEMOTRON_3_SUPER
 from testkit.weights.llama_nemotron import LLAMA_NEMOTRON
+from testkit.weights.step import STEP_PREDICTING
 
 type Sizes = Mapping[str, Any]
 
@@ -68,6 +70,7 @@ _EP: dict[str, int | bool] = {
     **{"expertModelParallelSize": 2, "expertTensorParallelSize": 1},
 }
 _CP: dict[str, int | bool] = {**_EP, "contextParallelSize": 2}
+_WHOLE: dict[str, int | bool] = {"contextParallelSize": 1}
 _FULL_RANK = {**LATENT, "q_lora_rank": None}
 _GEMMA4_TEXT = {
     **{**GEMMA, "num_hidden_layers": 4, "global_head_dim": 32, "num_kv_shared_layers": 2},
@@ -84,6 +87,7 @@ _GEMMA3 = {
     **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 128},
     **{"model.num_attention_heads": 4, "model.kv_channels": 16, "model.window_size": 16},
 }
+_DEEPSEEK_V4 = {**DEEPSEEK_V4, "num_nextn_predict_layers": 1}
 _GPT: Sizes = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "vocabSize": 1000}
 _LLAMA: Sizes = {
     **_GPT,
@@ -107,6 +111,8 @@ CASES = (
         "DeepseekV3Config",
         {**_FULL_RANK, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
     ),
+    PretrainingCase("deepseek-v4-flash", "DeepseekV4ForCausalLM", _EP, "DeepseekV4Config", _DEEPSEEK_V4),
+    PretrainingCase("deepseek-v4-pro", "DeepseekV4ForCausalLM", _PP_ONLY, "DeepseekV4Config", DEEPSEEK_V4),
     PretrainingCase(
         "exaone4-1.2b",
         "Exaone4ForCausalLM",
@@ -167,5 +173,15 @@ CASES = (
         "llama3.1-nemotron-ultra-253b", "DeciLMForCausalLM", _PP_ONLY, "LlamaNemotronConfig", LLAMA_NEMOTRON
     ),
     PretrainingCase("k-exaone2-750b-a37b", "ExaoneMoEForCausalLM", _EP, "ExaoneMoeConfig", K_EXAONE_2),
+    PretrainingCase(
+        "step3.5-196b-a11b", "Step3p5ForCausalLM", {**_EP, **_WHOLE}, "Step3p7TextConfig", STEP_PREDICTING
+    ),
+    PretrainingCase(
+        "step3.5-196b-a11b",
+        "Step3p5ForCausalLM",
+        {**_PP_ONLY, **_WHOLE},
+        "Step3p7TextConfig",
+        STEP_PREDICTING,
+    ),
 )
 """Each architecture that the operator pretrains by Megatron-Bridge."""

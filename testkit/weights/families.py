@@ -6,10 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from testkit.weights import deepseek_v4
+from testkit.weights.deepseek_v4 import DEEPSEEK_V4, SHORT_ENTRIES
 from testkit.weights.falcon import FALCON_H1
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, write_prediction
 from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_5_LIGHTNING, NEMOTRON_3_SUPER, NEMOTRON_H
 from testkit.weights.llama_nemotron import LLAMA_NEMOTRON
+from testkit.weights.step import STEP, STEP_PREDICTING
 
 VOCABULARY = 256
 """Entries of the vocabulary of every model."""
@@ -146,6 +149,9 @@ FAMILIES = (
     Family("DeepSeek-V2", "DeepseekV2", _V2),
     Family("DeepSeek-V2 without q_lora_rank", "DeepseekV2", {**_V2, "q_lora_rank": None}),
     Family("DeepSeek-V3 without MTP", "DeepseekV3", _V3),
+    Family("DeepSeek-V4 without MTP", "DeepseekV4", DEEPSEEK_V4),
+    Family("DeepSeek-V4 with short entries", "DeepseekV4", SHORT_ENTRIES),
+    Family("DeepSeek-V4", "DeepseekV4", {**DEEPSEEK_V4, "num_nextn_predict_layers": 1}, predicts=True),
     Family("Moonlight", "DeepseekV3", {**_V3, "q_lora_rank": None}),
     Family("GPT-OSS", "GptOss", {**BASE, **HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
     Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
@@ -182,6 +188,8 @@ FAMILIES = (
     Family("Qwen3-Next", "Qwen3Next", QWEN3_NEXT, predicts=True),
     Family("Qwen3.5, text", "Qwen3_5", QWEN3_5, "Qwen3_5TextConfig"),
     Family("Qwen3.5 with experts, text", "Qwen3_5Moe", QWEN3_5_MOE, "Qwen3_5MoeTextConfig"),
+    Family("Step-3.5 without MTP", "Step3p5", STEP),
+    Family("Step-3.5", "Step3p5", STEP_PREDICTING, predicts=True),
     Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),
 )
@@ -202,17 +210,30 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
     classes: Any = transformers
     if family.prefix == "LlamaNemotron":
         from testkit.weights import llama_nemotron_model as classes
+    if family.prefix == "Step3p5":
+        from testkit.weights import step_model as classes
+
+        classes.install()
     config = getattr(classes, family.config)(**family.sizes)
     model = getattr(classes, family.model)._from_config(config, attn_implementation="eager")
     disturb_vectors(model)
+    if family.prefix == "DeepseekV4":
+        deepseek_v4.fill(model)
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)
+    if family.prefix == "DeepseekV4":
+        deepseek_v4.publish(folder / "model.safetensors")
+    if family.prefix == "Step3p5":
+        classes.publish_config(folder, family.sizes)
     if family.published_as:
         settings = json.loads((folder / "config.json").read_text())
         settings["architectures"] = [family.published_as]
         (folder / "config.json").write_text(json.dumps(settings))
     if family.predicts:
-        write = {"ExaoneMoe": _write_exaone_prediction, "NemotronH": _write_hybrid_prediction}
+        write = {
+            **{"ExaoneMoe": _write_exaone_prediction, "NemotronH": _write_hybrid_prediction},
+            "Step3p5": _write_step_prediction,
+        }
         write.get(family.prefix, _write_prediction)(family, folder)
     write_tokenizer(folder)
     return model
@@ -236,6 +257,9 @@ def _write_prediction(family: Family, folder: Path) -> None:
 
     if family.prefix == "Qwen3Next":
         write_prediction(folder / "model.safetensors")
+        return
+    if family.prefix == "DeepseekV4":
+        deepseek_v4.write_prediction(folder / "model.safetensors")
         return
     layers, width = family.sizes["num_hidden_layers"], family.sizes["hidden_size"]
     larger = replace(family, sizes={**family.sizes, "num_hidden_layers": layers + 1}, predicts=False)
@@ -307,6 +331,12 @@ def _write_hybrid_prediction(family: Family, folder: Path) -> None:
         drawn = torch.randn(like.shape, generator=generator)
         tensors[name] = (0.02 * drawn if like.dim() > 1 else 1 + 0.05 * drawn).to(like.dtype)
     save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _write_step_prediction(family: Family, folder: Path) -> None:
+    from testkit.weights import step_model
+
+    step_model.write_prediction(folder / "model.safetensors", family.sizes["num_hidden_layers"])
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 from testkit import image_text
 from testkit.weights import round_trip
 
-_PIXELS = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
+_PIXELS = (
+    *("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids"),
+    *("pixel_values_local", "num_local_patches"),
+)
 _KINDS = "mm_token_type_ids"
 
 

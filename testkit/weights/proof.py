@@ -97,9 +97,10 @@ def _reference(folder: Path) -> Any:
     import torch
     import transformers
 
-    from testkit.weights import llama_nemotron_model
+    from testkit.weights import llama_nemotron_model, step_model
 
     llama_nemotron_model.install()
+    step_model.install()
     kind = transformers.AutoModelForCausalLM
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 

@@ -65,6 +65,10 @@ class WarmConverter:
         """Prove a family that reads images and takes sound, as round_trip.prove does."""
         return self._prove("media", name, folder)
 
+    def prove_nemotron(self, name: str, folder: Path) -> dict[str, Any]:
+        """Prove a family of testkit.nemotron, as round_trip.prove does."""
+        return self._prove("nemotron", name, folder)
+
     def _prove(self, kind: str, name: str, folder: Path) -> dict[str, Any]:
         result = folder / "proof.json"
         ended = self._request(kind, [name, str(folder), str(result)], folder / "log")
@@ -83,6 +87,10 @@ class WarmConverter:
         """Compare what a run trained on images and sound with its export, as round_trip.prove_run does."""
         return self._prove_run("media run", run, base, exported, result)
 
+    def prove_nemotron_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
+        """Compare what a run of testkit.nemotron trained with its export, as round_trip.prove_run does."""
+        return self._prove_run("nemotron run", run, base, exported, result)
+
     def _prove_run(self, kind: str, *paths: Path) -> dict[str, Any]:
         result = paths[-1]
         ended = self._request(kind, [str(path) for path in paths], result.with_suffix(".log"))
@@ -92,6 +100,13 @@ class WarmConverter:
     def prove_written(self, name: str, folder: Path) -> Ended:
         """Compare the files of a checkpoint with those of Megatron's own writer."""
         return self._request("written", [name, str(folder)], folder / "log")
+
+    def prove_split(self, folder: Path) -> dict[str, float]:
+        """Compare a Step-3.5 on two tensor-parallel ranks, as split_proof.prove_split does."""
+        result = folder / "proof.json"
+        ended = self._request("split", [str(folder), str(result)], folder / "log")
+        assert ended.code == 0, ended.output[-2000:]
+        return json.loads(result.read_text())  # type: ignore[no-any-return]
 
     def peak(self, *argv: str | Path, log: Path) -> int:
         """Run `megatron-convert`; returns the bytes by which its memory exceeded that of the imports."""
@@ -157,13 +172,17 @@ def _prove_padded(argv: list[str]) -> None:
 
 
 def _prove_media(media: str, argv: list[str]) -> None:
-    from testkit import image_models, omni_text, sound_models
+    from testkit import image_models, nemotron, omni_text, sound_models
     from testkit.weights.round_trip import prove
 
     name, folder, result = argv
-    of_both = omni_text.FAMILIES
-    families = {"images": image_models.FAMILIES, "sound": sound_models.FAMILIES, "media": of_both}[media]
-    found = prove(families[name].write, _compare_media(media), Path(folder), beside_base=media == "media")
+    families = {
+        **{"images": image_models.FAMILIES, "sound": sound_models.FAMILIES, "media": omni_text.FAMILIES},
+        "nemotron": nemotron.FAMILIES,
+    }[media]
+    family = families[name]
+    kept = media in ("media", "nemotron") or family.architecture == "Step3p7ForConditionalGeneration"
+    found = prove(family.write, _compare_media(media), Path(folder), beside_base=kept)
     Path(result).write_text(json.dumps(found))
 
 
@@ -175,16 +194,22 @@ def _prove_media_run(media: str, argv: list[str]) -> None:
 
 
 def _compare_media(media: str) -> "Compare":
-    from testkit.weights import image_proof, omni_proof, sound_proof
+    from testkit.weights import image_proof, nemotron_proof, omni_proof, sound_proof
 
     of = {"images": image_proof.compare, "sound": sound_proof.compare, "media": omni_proof.compare}
-    return of[media]
+    return {**of, "nemotron": nemotron_proof.compare}[media]
 
 
 def _prove_written(argv: list[str]) -> None:
     from testkit.weights.proof import prove_written
 
     assert prove_written(argv[0], Path(argv[1]))
+
+
+def _prove_split(argv: list[str]) -> None:
+    from testkit.weights.split_proof import prove_split
+
+    Path(argv[1]).write_text(json.dumps(prove_split(Path(argv[0]))))
 
 
 def _peak(argv: list[str]) -> None:
@@ -233,7 +258,10 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "sound run": partial(_prove_media_run, "sound"),
     "media": partial(_prove_media, "media"),
     "media run": partial(_prove_media_run, "media"),
+    "nemotron": partial(_prove_media, "nemotron"),
+    "nemotron run": partial(_prove_media_run, "nemotron"),
     "written": _prove_written,
+    "split": _prove_split,
     "peak": _peak,
     "logits": _compare_logits,
     "trained": _compare_trained,

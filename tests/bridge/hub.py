@@ -33,8 +33,8 @@ CLASSES = (
     (r"MiniMax-M2", "MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
     (r"MiniMax-M3", "MiniMaxM3VLConfig", "MiniMaxM3SparseForConditionalGeneration"),
     (r"Ministral-3", "Mistral3Config", "Mistral3ForConditionalGeneration"),
-    (r"Nemotron-Nano-12B-v2-VL", "PreTrainedConfig", "NemotronH_Nano_VL_V2"),
-    (r"Nemotron.*Omni", "NemotronH_Omni_Reasoning_V3_Config", "NemotronH_Nano_Omni_Reasoning_V3"),
+    (r"Nemotron-Nano-12B-v2-VL", "NemotronVLConfig", "NemotronH_Nano_VL_V2"),
+    (r"Nemotron.*Omni", "NemotronOmniConfig", "NemotronH_Nano_Omni_Reasoning_V3"),
     (r"Nemotron-3|Nemotron-H|Nemotron-Nano", "NemotronHConfig", "NemotronHForCausalLM"),
     (r"OLMoE", "OlmoeConfig", "OlmoeForCausalLM"),
     (r"Step-3\.5", "Step3p7TextConfig", "Step3p5ForCausalLM"),
@@ -66,6 +66,8 @@ def config(hub_name: str) -> Any:
     ASKED.append(architecture)
     if name == "LlamaNemotronConfig":
         return _llama_nemotron(architecture, hub_name)
+    if name in ("NemotronVLConfig", "NemotronOmniConfig"):
+        return _nemotron_of_media(architecture, hub_name)
     if name is None or not hasattr(transformers, name):
         raise OSError(f"transformers has no config class for {hub_name} ({architecture})")
     made = getattr(transformers, name)()
@@ -84,8 +86,6 @@ def config(hub_name: str) -> Any:
         made.text_config.head_dim = 128
         made.text_config.partial_rotary_factor = 0.5
         made.text_config.use_qk_norm = False
-    elif name in ("NemotronH_Omni_Reasoning_V3_Config", "PreTrainedConfig"):
-        made.llm_config = transformers.NemotronHConfig()
     elif name == "Gemma4Config":
         made.text_config.allow_global_per_layer_attribute_access = True
     made.architectures, made.name_or_path = [architecture], hub_name
@@ -101,6 +101,20 @@ def _llama_nemotron(architecture: str, hub_name: str) -> Any:
         "ffn": {"ffn_mult": 2.625, "no_op": False, "replace_with_linear": False},
     }
     made = LlamaNemotronConfig(block_configs=[layer] * 32)
+    made.architectures, made.name_or_path = [architecture], hub_name
+    return made
+
+
+def _nemotron_of_media(architecture: str, hub_name: str) -> Any:
+    """A configuration of this project's classes."""
+    from megatron_trainer.bridge import nemotron_config
+
+    of_both = architecture == nemotron_config.OF_BOTH
+    sound = {"hidden_size": 1024, "projection_hidden_size": 4096, "num_mel_bins": 128}
+    kind = nemotron_config.NemotronOmniConfig if of_both else nemotron_config.NemotronVLConfig
+    # Tokens of the published models.
+    parts = {"sound_config": sound, "sound_context_token_id": 27} if of_both else {}
+    made = kind(llm_config={}, img_context_token_id=18 if of_both else 131072, **parts)
     made.architectures, made.name_or_path = [architecture], hub_name
     return made
 

@@ -42,8 +42,13 @@ TO_PRETRAIN: dict[str, Any] = {"trainSamples": 640_000_000}
 """The length of a run that pretrains, or reads images: warm-ups of the functions end within it."""
 NOT_OF_WHOLE_LAYERS = {"overlap-moe-expert-parallel-comm", "cuda-graph-impl"}
 """What Megatron refuses where whole layers are computed again."""
-LEAST = {"nemotron3-ultra-550b-a55b": 256, "qwen3-32b-lora": 2}
+LEAST = {
+    **{"deepseek-v4-flash": 256, "deepseek-v4-flash-sft": 256, "deepseek-v4-flash-no-mtp-sft": 256},
+    **{"nemotron3-ultra-550b-a55b": 256, "qwen3-32b-lora": 2, "step3.7-flash-sft": 512},
+}
 """H100s without which a model does not fit with every setting, whose recomputation is of one layer alone."""
+LEAST_AT_ALL = {"deepseek-v4-pro": 1024}
+"""H100s without which a model does not fit."""
 WARMED_UP_LONGER = {"nemotron3-ultra-550b-a55b-sft", "nemotron3-ultra-550b-a55b-lora"}
 """Recipes whose function warms up for more samples than EVERY_SETTING trains on."""
 DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 0.5, "targetModules": ["linear_proj"]}}
@@ -94,6 +99,7 @@ def _runs() -> dict[str, list[str]]:
                 files = FILES if entry.reads_latents else files
                 # Those of functions for other GPUs may have more memory.
                 own = layout.count if "h100-sxm" in layout.accelerators else 2 * layout.count
+                own = max(own, LEAST_AT_ALL.get(entry.name, 0))
                 found[f"{name}, mock data"] = arguments(name, own, {"mockData": True})
                 found[f"{name}, files"] = arguments(name, own, files)
                 short = entry.fine_tunes and not entry.media and entry.name not in WARMED_UP_LONGER

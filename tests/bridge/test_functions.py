@@ -169,7 +169,7 @@ def test_every_option_of_the_command_sets_a_field_that_every_function_has(wheel:
 def test_every_function_that_the_operator_starts_takes_the_overrides_that_are_rendered(wheel: Wheel) -> None:
     refused = dict(zip(STARTED, wheel.refused, strict=False))
 
-    assert len(STARTED) == 3 * 225
+    assert len(STARTED) == 3 * 239
     assert {name: problem for name, problem in refused.items() if problem is not None} == {}
 
 
@@ -183,7 +183,7 @@ def test_adapters_are_on_the_layers_that_the_catalog_states(wheel: Wheel) -> Non
     startable = [each for entry in ENTRIES for each in filter(entry.can_start, entry.layouts)]
     layouts = [each for each in startable if each.lora_rank]
 
-    assert len(layouts) == 79
+    assert len(layouts) == 81
     targets = {str(x.function): wheel.functions[str(x.function)]["lora_target_modules"] for x in layouts}
     assert targets == {str(x.function): x.lora_targets or list(TARGET_MODULES) for x in layouts}
 

@@ -7,21 +7,25 @@ from megatron_operator.catalog import bridge_support
 
 from tests.bridge.packages import folder
 
-NO_CLASS = {
-    "NemotronH_Nano_VL_V2": "nemotron_nano_v2_vl_12b_sft_config",
-    "NemotronH_Nano_Omni_Reasoning_V3": "nemotron_omni_30b_a3b_sft_config",
-}
-"""Architecture -> a function that trains it."""
 
-
-@pytest.mark.parametrize(("architecture", "function"), NO_CLASS.items())
-def test_a_model_refused_for_code_in_its_folder_has_no_class_in_transformers(
-    architecture: str, function: str
-) -> None:
+def test_published_nemotrons_of_images_and_sound_have_a_type_that_transformers_does_not_know() -> None:
     models = folder("transformers") / "models"
-    assert bridge_support.architecture(function) == architecture
-    assert "is code in the model's folder, which is not run" in bridge_support.obstacle(function, "sft")
-    assert not [file for file in models.glob("*/*.py") if f"class {architecture}(" in file.read_text()]
+    own = models / "nemotron_h_omni" / "configuration_nemotron_h_omni.py"
+    bridge = folder("megatron.bridge") / "models" / "nemotron_omni" / "nemotron_omni_bridge.py"
+    assert 'model_type = "nemotron_h_omni"' in own.read_text()
+    assert '"llm_config": "text_config"' in own.read_text()
+    assert "llm_config = hf_config.llm_config" in bridge.read_text()
+    for architecture in ("NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"):
+        assert not [file for file in models.glob("*/*.py") if f'"{architecture}"' in file.read_text()]
+
+
+@pytest.mark.parametrize("mode", ["sft", "peft"])
+def test_functions_that_train_the_embedder_of_videos_of_nemotron_omni_are_not_started(mode: str) -> None:
+    name = f"nemotron_omni_valor32k_{mode}_4gpu_h100_bf16_config"
+    recipe = folder("megatron.bridge") / "recipes" / "nemotron_omni" / "h100" / "nemotron_omni.py"
+    body = recipe.read_text().partition(f"def {name}(")[2].partition("return cfg")[0]
+    assert "cfg.model.separate_video_embedder = True" in body
+    assert "embedder of videos" in bridge_support.OF_FUNCTION[name]
 
 
 def test_bridge_takes_the_vision_tower_of_kimi_from_the_models_folder_and_transformers_has_one() -> None:
@@ -31,26 +35,11 @@ def test_bridge_takes_the_vision_tower_of_kimi_from_the_models_folder_and_transf
     assert "class Kimi_K25VisionModel(" in of_transformers.read_text()
 
 
-def test_transformers_has_nemotron_omni_under_a_type_whose_names_bridge_does_not_read() -> None:
-    own = folder("transformers") / "models" / "nemotron_h_omni" / "configuration_nemotron_h_omni.py"
-    bridge = folder("megatron.bridge") / "models" / "nemotron_omni" / "nemotron_omni_bridge.py"
-    assert 'model_type = "nemotron_h_omni"' in own.read_text()
-    assert '"llm_config": "text_config"' in own.read_text()
-    assert "llm_config = hf_config.llm_config" in bridge.read_text()
-    assert "nemotron_h_omni" in bridge_support.obstacle("nemotron_omni_cord_v2_sft_config", "sft")
-
-
-@pytest.mark.parametrize("processor", ["Exaone4_5_Processor", "MiniMaxM3VLProcessor"])
+@pytest.mark.parametrize("processor", ["Exaone4_5_Processor", "MiniMaxM3VLProcessor", "Step3p7Processor"])
 def test_bridge_has_no_collator_for_processors_whose_batches_are_the_trainers(processor: str) -> None:
     registry = (folder("megatron.bridge") / "data" / "collators" / "registry.py").read_text()
     assert '"Gemma3Processor"' in registry
     assert processor not in registry
-
-
-def test_the_function_of_step_reads_flickr8k() -> None:
-    recipe = folder("megatron.bridge") / "recipes" / "stepfun" / "h100" / "step37.py"
-    assert "cfg.dataset = Step37Flickr8kSFTDataProvider(" in recipe.read_text()
-    assert "Flickr8k" in bridge_support.obstacle("step37_sft_64gpu_h100_bf16_flickr8k_config", "sft")
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen35_vl"])

@@ -20,7 +20,7 @@ from tests.trainer.warm_process import WarmProcess
 ITERATIONS, SAVED_EVERY = 6, 2
 PREDICTING = {
     *("nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b", "nemotron3.5-lightning"),
-    *("glm5.2", "k-exaone2-750b-a37b"),
+    *("glm5.2", "k-exaone2-750b-a37b", "step3.5-196b-a11b", "deepseek-v4-flash"),
 }
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
@@ -108,10 +108,11 @@ def test_a_small_model_is_pretrained_as_the_operator_renders_it(
         assert "qk_layernorm: true" in (saved / "run_config.yaml").read_text()
 
 
+@pytest.mark.parametrize("recipe", ["deepseek-v2-lite", "step3.5-196b-a11b"])
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
-    tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess
+    recipe: str, tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess
 ) -> None:
-    (case,) = (case for case in CASES if case.recipe == "deepseek-v2-lite")
+    case = next(case for case in CASES if case.recipe == recipe)
     undisturbed = PretrainingGang(
         tmp_path_factory.mktemp("undisturbed"), warm_bridge, corpus, case, training=_training(ITERATIONS)
     )

@@ -38,6 +38,7 @@ LENGTH = 512
 SFT = IMAGE_CASES[0]
 KILLED = [case for case in IMAGE_CASES if case.recipe in ("qwen2.5-vl-3b-sft", "qwen3-vl-8b-sft")][:2]
 KILLED += [case for case in IMAGE_CASES if case.recipe == "kimi-k2.5-vl-sft"][:1]
+KILLED += [case for case in IMAGE_CASES if case.recipe == "step3.7-flash-sft"][:1]
 KILLED += [case for case in IMAGE_CASES if case.recipe == "gemma4-vl-31b-sft"]
 UNDISTURBED = [case for case in IMAGE_CASES if case not in KILLED]
 MEGATRON_TOWERS = {name for name in FAMILIES if name.startswith(("Qwen3", "EXAONE"))}

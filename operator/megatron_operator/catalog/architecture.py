@@ -122,6 +122,8 @@ class Architecture(ModelSpec):
     """Width of a head of values."""
     attention_output_gate: bool | None = None
     """Whether the attention's output is multiplied by a gate of the same width, projected from its input."""
+    attention_head_gate: bool | None = None
+    """Whether that of each head is multiplied by a gate of one element (Step-3.5)."""
     geglu: bool | None = None
     """Feed-forward layers gated by GELU."""
     moe_norms: bool | None = None

@@ -12,18 +12,10 @@ from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.api.platform import AcceleratorProfile, ImagePackage
 
 _ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
-_OWN_CODE: Final = "its configuration is code in the model's folder, which is not run"
-_OTHER_TYPE: Final = (
-    f"{_OWN_CODE}, and Megatron-Bridge does not read transformers' own, of the type nemotron_h_omni"
-)
-_OWN_SAMPLES: Final = "its function reads samples of Flickr8k, by a training step of its own"
-_NOT_TRIED: Final = "the conversion of its weights is not tried"
 
 _LACKS: Final = "the trainer's image lacks {}"
 _STATE_SPACE: Final = "on GPUs " + _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
 _DELTA_NET: Final = "on GPUs " + _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
-_HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
-_GATES: Final = "Megatron Core has neither its gate for each head nor its rotary embedding for each layer"
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 _SPARSE: Final = "on GPUs " + _LACKS.format("the kernels of its sparse attention (flash-mla)")
 
@@ -48,7 +40,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"ministral3", "Mistral3ForConditionalGeneration", ""),
     (r"moonlight", "DeepseekV3ForCausalLM", ""),
     (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_SMALL_MODEL),
-    (r"deepseek_v4", "DeepseekV4ForCausalLM", _HYBRID),
+    (r"deepseek_v4", "DeepseekV4ForCausalLM", ""),
     (r"kimi_k25", "KimiK25ForConditionalGeneration", ""),
     (r"gemma2", "Gemma2ForCausalLM", ""),
     (r"gemma3_vl", "Gemma3ForConditionalGeneration", ""),
@@ -57,8 +49,8 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", ""),
     (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm5", "GlmMoeDsaForCausalLM", _SPARSE),
-    (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
-    (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OTHER_TYPE),
+    (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _STATE_SPACE),
+    (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _STATE_SPACE),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", ""),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", ""),
@@ -67,8 +59,8 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"falcon_h1", "FalconH1ForCausalLM", _STATE_SPACE),
     (r"minimax_m2", "MiniMaxM2ForCausalLM", ""),
     (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", ""),
-    (r"step35", "Step3p5ForCausalLM", _NOT_TRIED),
-    (r"step37", "Step3p7ForConditionalGeneration", _OWN_SAMPLES),
+    (r"step35", "Step3p5ForCausalLM", ""),
+    (r"step37", "Step3p7ForConditionalGeneration", ""),
     (r"flux", "", ""),
     (r"wan", "", ""),
 )
@@ -97,7 +89,7 @@ _OWN_LOOP: Final[Mapping[str, str]] = {
 _SHARED_EXPERTS: Final = f"its shared experts are {_UNKNOWN}"
 _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"deepseek_v2_lite", True, ""),
-    (r"deepseek_v4", True, _HYBRID),
+    (r"deepseek_v4", True, ""),
     (r"exaone4_", True, ""),
     (r"exaone_moe", True, ""),
     (r"gemma2", True, ""),
@@ -117,18 +109,24 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"llama_nemotron", True, ""),
     (r"minimax_m2", True, ""),
     (r"minimax_m3", True, ""),
-    (r"step35", True, _GATES),
+    (r"step35", True, ""),
     (r"flux", False, ""),
     (r"wan", False, ""),
 )
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
+_VIDEOS: Final = "trains the embedder of videos, which are not passed on"
 _FSDP: Final = "shards by Megatron's FSDP, whose checkpoints are in another format"
 OF_FUNCTION: Final[Mapping[str, str]] = {
     "nemotron_3_5_lightning_pretrain_8k_fsdp_config": _FSDP,
     "nemotron_3_nano_gb200_pretrain_config": (
         "reads a model's folder, which the other functions of its recipe do not"
     ),
+    "nemotron_omni_valor32k_peft_4gpu_h100_bf16_config": _VIDEOS,
+    "nemotron_omni_valor32k_sft_4gpu_h100_bf16_config": _VIDEOS,
     "qwen35_vl_35b_a3b_sft_2gpu_h100_bf16_fsdp_config": _FSDP,
+    "step37_sft_4gpu_h100_bf16_flickr8k_smoke_config": (
+        "trains the projector on one pack of Flickr8k, as a trial of the code"
+    ),
 }
 """Function -> why it starts no recipe, though others of its recipe do."""
 
@@ -154,11 +152,13 @@ READ_IMAGES: Final = frozenset(
         "KimiK25ForConditionalGeneration",
         "MiniMaxM3SparseForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
+        "NemotronH_Nano_VL_V2",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
+        "Step3p7ForConditionalGeneration",
     }
 )
 """Those of them that are trained on images and text."""
@@ -166,12 +166,14 @@ READ_IMAGES: Final = frozenset(
 READ_SOUND: Final = frozenset({"Qwen2AudioForConditionalGeneration"})
 """Those of them that are trained on sound and text."""
 
-READ_BOTH: Final = frozenset({"Qwen3OmniMoeForConditionalGeneration"})
+READ_BOTH: Final = frozenset({"NemotronH_Nano_Omni_Reasoning_V3", "Qwen3OmniMoeForConditionalGeneration"})
 """Those of them that are trained on images, sound and text."""
 
 FROZEN_IN_PARTS: Final = READ_IMAGES - {
     "KimiK25ForConditionalGeneration",
     "MiniMaxM3SparseForConditionalGeneration",
+    "NemotronH_Nano_VL_V2",
+    "Step3p7ForConditionalGeneration",
 }
 """Those of them that were trained with frozen parts."""
 
@@ -210,13 +212,20 @@ def splits_sequences(function: str) -> bool:
 
 
 def is_in_one_stage(function: str) -> bool:
-    """Whether a function's model has no pipeline stages: dense models of Gemma 4 (`Gemma4DenseProvider`)."""
-    return function.startswith(("gemma4_e4b_", "gemma4_vl_31b_"))
+    """Whether a function's model has no pipeline stages.
+
+    Dense models of Gemma 4 (`Gemma4DenseProvider`), and Nemotron Nano 2 VL, of which Megatron-Bridge would
+    build RADIO in each stage (`NemotronVLModelProvider`).
+    """
+    return function.startswith(("gemma4_e4b_", "gemma4_vl_31b_", "nemotron_nano_v2_vl_"))
 
 
 def has_virtual_stages(function: str) -> bool:
-    """Whether the stages of a function's model may be virtual ones: Qwen3-Omni's thinker knows none."""
-    return architecture(function) not in READ_BOTH
+    """Whether the stages of a function's model may be virtual ones.
+
+    None with images and sound know them, and Megatron would send states of another width than DeepSeek-V4's.
+    """
+    return architecture(function) not in {*READ_BOTH, "DeepseekV4ForCausalLM"}
 
 
 def reads_latents(function: str) -> bool:
@@ -255,6 +264,11 @@ def aligns_projector(function: str) -> bool:
     The operator starts it from the weights of a model, on images and text.
     """
     return re.fullmatch(r"qwen35?_vl_\w+_pretrain_\w+", function) is not None
+
+
+def keeps_samples_whole(function: str) -> bool:
+    """Whether a function that splits samples over context-parallel ranks is started at CP 1 instead."""
+    return aligns_projector(function) or function.startswith("step35_")
 
 
 def freezes_parts(function: str) -> bool:

@@ -134,8 +134,7 @@ class PublishedLayout(ApiModel):
         if self.precision != "bf16":
             return f"trains in {self.precision}"
         splits = (self.parallelism.context_parallel_size or 1) > 1 and not self.splits_sequences
-        # A function that aligns a projector is started at CP 1 instead.
-        if splits and not bridge_support.aligns_projector(self.function or ""):
+        if splits and not bridge_support.keeps_samples_whole(self.function or ""):
             return "splits samples over ranks"
         return bridge_support.OF_FUNCTION.get(self.function or "", "")
 

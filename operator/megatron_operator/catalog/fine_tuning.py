@@ -245,12 +245,17 @@ def _refuse_dora(peft: PeftSpec, entry: Entry, found: Diagnostics) -> None:
             found.error("spec.peft.targetModules", message, f"set {others}, or type lora")
 
 
-def packing_errors(spec: MegatronRecipeSpec, profile: AcceleratorProfile) -> Iterator[FieldError]:
+def packing_errors(
+    spec: MegatronRecipeSpec, entry: Entry | None, profile: AcceleratorProfile
+) -> Iterator[FieldError]:
     """Errors of packed samples where nothing keeps them apart."""
     if spec.data is None or not spec.data.packing:
         return
     if profile.platform == "cpu":
         message = "true needs Transformer Engine's attention, which keeps packed samples apart on a GPU only"
+        yield FieldError("spec.data.packing", message, _LEAVE)
+    elif entry is not None and entry.model.csa_compress_ratios is not None:
+        message = "true, but attention with csaCompressRatios does not keep packed samples apart"
         yield FieldError("spec.data.packing", message, _LEAVE)
     micro = spec.training.micro_batch_size if spec.training else None
     if micro is not None and micro > 1:

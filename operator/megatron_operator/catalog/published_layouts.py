@@ -159,7 +159,7 @@ def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipe
             # BF16 and FP16 take the same memory and time.
             same = alike if leaf in _OF_16_BITS else after == before
             if not same and not (before is None and _is_default(after)):
-                return f"{section}.{leaf} is {after}, not {before}"
+                return f"{section}.{leaf} is {after}" + (f", not {before}" if before is not None else "")
     return None
 
 

@@ -104,7 +104,7 @@ def resolve_for_planning(
     if entry is None or entry.converts:
         found.extend(conversions.conversion_errors(spec, entry))
     found.extend(fine_tuning.path_errors(spec, entry, profile))
-    found.extend(fine_tuning.packing_errors(spec, profile))
+    found.extend(fine_tuning.packing_errors(spec, entry, profile))
     if spec.init is not None and spec.init.source is not None and spec.init.source.recipe is not None:
         found.note(f"waits until recipe {spec.init.source.recipe} has succeeded, and starts from its weights")
     if beyond := beyond_baseline(profile):

@@ -62,10 +62,9 @@ def resolve_length(training: Training, found: Diagnostics) -> None:
             found.error("spec.training.trainTokens", f"{amount} trains nothing", fix)
             return
         per_unit = seq_length if unit == "Samples" else seq_length * batch
-        training[f"train{unit}"] = max(1, total // per_unit)
-        found.note(
-            f"{total:,} tokens are {training[f'train{unit}']:,} {_unit_name(unit)} of {per_unit:,} tokens"
-        )
+        count = training[f"train{unit}"] = max(1, total // per_unit)
+        are = "are less than" if total < per_unit else "are"
+        found.note(f"{total:,} tokens {are} {count:,} {_unit_name(unit, count)} of {per_unit:,} tokens")
     if unit == "Iters" and "stepBatchSizeSchedule" in training:
         found.error(
             "spec.training.trainIters",
@@ -170,8 +169,8 @@ def _unit(training: Training) -> str:
     return "Samples" if in_samples else "Iters"
 
 
-def _unit_name(unit: str) -> str:
-    return "iterations" if unit == "Iters" else "samples"
+def _unit_name(unit: str, count: int = 2) -> str:
+    return ("iteration" if unit == "Iters" else "sample") + ("s" if count > 1 else "")
 
 
 def _check_warmup(training: Training, unit: str, found: Diagnostics) -> None:

@@ -8,8 +8,9 @@ from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.catalog import Entry, bridge_support
 from megatron_trainer.weights.cpu_model import CONVERTS
 
-from testkit.fine_tuned import CASES, FROZEN_CASES, IMAGE_CASES, OMNI_CASES, SOUND_CASES
+from testkit.fine_tuned import CASES, FROZEN_CASES, IMAGE_CASES, NEMOTRON_CASES, OMNI_CASES, SOUND_CASES
 from testkit.image_models import FAMILIES
+from testkit.nemotron import FAMILIES as NEMOTRON_FAMILIES
 from testkit.omni_text import FAMILIES as OMNI_FAMILIES
 from testkit.pretrained import CASES as PRETRAINED
 from testkit.sound_models import FAMILIES as SOUND_FAMILIES
@@ -46,9 +47,9 @@ def test_every_model_that_is_started_is_trained_in_each_mode_of_its_recipes(mode
 def test_every_model_that_reads_images_is_trained_on_them_in_both_modes(mode: str) -> None:
     entries = {entry.name: entry for entry in OF_BRIDGE}
     trained = {
-        architecture(entries[x.recipe]): FAMILIES[x.family].architecture
-        for x in IMAGE_CASES
-        if entries[x.recipe].modes[0] == mode
+        architecture(entries[x.recipe]): (FAMILIES | NEMOTRON_FAMILIES)[x.family].architecture
+        for x in IMAGE_CASES + NEMOTRON_CASES
+        if entries[x.recipe].modes[0] == mode and entries[x.recipe].media == "images"
     }
 
     with_recipes = {architecture(entry) for entry in OF_BRIDGE if entry.modes[0] == mode}
@@ -69,7 +70,11 @@ def test_every_model_that_takes_sound_is_trained_on_it_in_both_modes(mode: str) 
 
 def test_every_model_that_reads_images_and_takes_sound_is_trained_on_both() -> None:
     entries = {entry.name: entry for entry in OF_BRIDGE}
-    trained = {architecture(entries[x.recipe]): OMNI_FAMILIES[x.family].architecture for x in OMNI_CASES}
+    trained = {
+        architecture(entries[x.recipe]): (OMNI_FAMILIES | NEMOTRON_FAMILIES)[x.family].architecture
+        for x in OMNI_CASES + NEMOTRON_CASES
+        if entries[x.recipe].media == "media"
+    }
 
     assert trained == {name: name for name in bridge_support.READ_BOTH}
 
@@ -134,7 +139,7 @@ def test_a_small_model_of_every_architecture_that_is_pretrained_was_trained() ->
 
 def test_only_models_with_kernels_of_their_own_start_on_fewer_accelerators_than_cpus() -> None:
     kernels = {entry.name for entry in ON_CPUS if entry.starts} - {x.name for x in OF_BRIDGE if x.starts}
-    hybrid = {entry.name for entry in OF_BRIDGE if entry.model.hybrid_layer_pattern and not entry.model.tower}
+    hybrid = {entry.name for entry in OF_BRIDGE if entry.model.hybrid_layer_pattern}
     gated = {entry.name for entry in OF_BRIDGE if entry.model.linear_attention_freq and not entry.model.tower}
     images = {
         entry.name
@@ -145,6 +150,6 @@ def test_only_models_with_kernels_of_their_own_start_on_fewer_accelerators_than_
     beside = {entry.name for entry in OF_BRIDGE if entry.model.mamba_beside_attention}
     assert kernels == hybrid | gated | images | sparse | beside
     assert len(beside) == 6
-    assert len(hybrid) == 33
+    assert len(hybrid) == 37
     assert len(gated) == 4
     assert len(images) == 21

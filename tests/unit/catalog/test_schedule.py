@@ -32,6 +32,12 @@ def test_tokens_become_iterations_with_a_warmup_in_iterations(resolve: Resolve) 
     assert training.train_tokens is None
 
 
+def test_fewer_tokens_than_an_iteration_has_are_one_iteration(resolve: Resolve) -> None:
+    resolved = resolve(recipe="small-1", training={"trainTokens": "1K", "lrWarmupIters": 0})
+    assert resolved.training.train_iters == 1
+    assert "1,000 tokens are less than 1 iteration of 4,096 tokens" in resolved.notes
+
+
 def test_tokens_become_samples_under_a_batch_ramp(resolve: Resolve) -> None:
     training = resolve(
         recipe="small-1", training={"trainTokens": "10M", "stepBatchSizeSchedule": RAMP}

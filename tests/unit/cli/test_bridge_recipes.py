@@ -42,7 +42,9 @@ def test_render_reports_that_there_are_no_objects() -> None:
     assert done.exit_code == 2
     (error,) = json.loads(done.stdout)["errors"]
     assert error["field"] == "spec.recipe"
-    assert "not started: its configuration is code in the model's folder" in error["message"]
+    assert (
+        "not started: on GPUs the trainer's image lacks kernels that it needs: mamba-ssm" in error["message"]
+    )
 
 
 def test_the_list_has_engine_mode_and_function() -> None:

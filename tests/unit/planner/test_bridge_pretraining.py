@@ -212,7 +212,6 @@ def test_sequence_parallelism_of_a_function_is_left_out_on_a_cpu_and_refused_of_
         ("qwen3-next-80b-a3b", "on GPUs the trainer's image lacks kernels that it needs: flash-linear"),
         ("glm5.2", "on GPUs the trainer's image lacks kernels that it needs: flash-mla"),
         ("qwen3.5-vl-9b", "on GPUs the trainer's image lacks kernels that it needs: flash-linear"),
-        ("step3.5-196b-a11b", "Megatron Core has neither its gate for each head nor its rotary embedding"),
     ],
 )
 def test_an_architecture_that_is_not_started_is_refused_by_the_reason(recipe: str, reason: str) -> None:

@@ -174,10 +174,13 @@ def test_without_a_bridge_image_the_recipe_is_refused() -> None:
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
-        ("nemotron-nano2-vl-12b-lora", "its configuration is code in the model's folder, which is not run"),
+        (
+            "nemotron-nano2-vl-12b-lora",
+            "on GPUs the trainer's image lacks kernels that it needs: mamba-ssm",
+        ),
     ],
 )
-def test_a_model_whose_weights_do_not_convert_is_refused_by_the_reason(recipe: str, reason: str) -> None:
+def test_a_model_that_does_not_start_is_refused_by_the_reason(recipe: str, reason: str) -> None:
     (refused,) = refusals(recipe, 32, data={"mockData": True}, init=None)
     assert f" and not started: {reason};" in refused
 

@@ -57,12 +57,19 @@ def h100() -> hardware.Accelerator:
     return found
 
 
+def gates_of_their_width(shape: ModelShape) -> int:
+    """What gates of the attention's width have more than those with one element a head."""
+    every = [*shape.kinds, *shape.mtp_kinds * shape.mtp_layers]
+    return sum(shape.hidden * heads_of(shape, kind).heads * (128 - 1) for kind in every)
+
+
 def test_parameters_of_step_3_5_are_those_that_megatron_bridge_constructs() -> None:
     """Its model card of Step-3.5-Flash: 199,997,706,240 with the predictions, 33,525,780,480 on each of 8
-    expert-parallel ranks."""
+    expert-parallel ranks, with gates of the attention's width; the trainer's have one element a head."""
     w = workload("step3.5-196b-a11b", dp=8, ep=8)
-    assert allocated_parameters(w.shape, w.shape.vocab) == 199_997_706_240
-    assert sum(held_parameters(w, 0)) == 33_525_780_480
+    gates = gates_of_their_width(w.shape)
+    assert allocated_parameters(w.shape, w.shape.vocab) == 199_997_706_240 - gates
+    assert sum(held_parameters(w, 0)) == 33_525_780_480 - gates
 
 
 def test_every_fourth_layer_of_step_3_5_has_no_window_and_fewer_heads() -> None:
@@ -75,7 +82,7 @@ def test_every_fourth_layer_of_step_3_5_has_no_window_and_fewer_heads() -> None:
 def test_a_window_makes_attention_faster_in_spite_of_more_heads() -> None:
     windowed, full = layers("step3.5-196b-a11b")
     compute = ComputeModel(workload("step3.5-196b-a11b", 32768, ep=8), h100(), FITTED)
-    keys = 512 + 1 + 128
+    keys = 511 + 1 + 128
     ratio = keys * 96 / (16384 * 64)
     assert compute.attention(windowed) == pytest.approx(ratio * compute.attention(full))
 
@@ -84,8 +91,24 @@ def test_layers_with_more_heads_keep_more() -> None:
     windowed, full = layers("step3.5-196b-a11b")
     w = workload("step3.5-196b-a11b", ep=8)
     queries = 32 * 128
-    # Queries and the attention's output before and behind its gate, the gate, and the input of the norm.
-    assert layer_bytes(w, windowed) - layer_bytes(w, full) == 4096 * queries * 2 * 5
+    # Queries and the attention's output before and behind its gate, and the input of the norm; and the gate.
+    assert layer_bytes(w, windowed) - layer_bytes(w, full) == 4096 * 2 * (4 * queries + 32)
+
+
+def test_a_group_of_queries_with_gates_of_heads_is_not_split() -> None:
+    context = ConstraintContext(
+        shape=shape_of("step3.5-196b-a11b"),
+        world=32,
+        pod=16,
+        nvlink_ranks=16,
+        seq_length=4096,
+        sequence_parallel=True,
+        cp_comm_type=None,
+        local_layers=False,
+    )
+    errors = layout_errors(Layout(ParallelDims(tp=16, dp=2), None), context)
+    assert "16 is no divisor of numQueryGroups 8" in [error.message for error in errors]
+    assert not layout_errors(Layout(ParallelDims(tp=8, dp=4, etp=1), None), context)
 
 
 def test_keys_of_a_wider_head_take_longer_around_the_ring() -> None:
@@ -102,11 +125,9 @@ def test_the_interval_is_that_of_models_that_were_not_measured() -> None:
 
 
 def test_parameters_of_step_3_5_are_those_of_the_model_card() -> None:
-    """stepfun-ai/Step-3.5-Flash: 196 billion and 11 billion active, of which Megatron Core 0.19.2 has 2
-    billion more in gates of the attention's width."""
+    """stepfun-ai/Step-3.5-Flash: 196 billion and 11 billion active."""
     shape = shape_of("step3.5-196b-a11b")
-    gates = sum(4096 * heads_of(shape, kind).heads * (128 - 1) for kind in shape.kinds)
-    assert (parameters(shape, shape.vocab) - gates) / 1e9 == pytest.approx(197, abs=0.5)
+    assert parameters(shape, shape.vocab) / 1e9 == pytest.approx(197, abs=0.5)
 
 
 def test_layers_of_gemma_4_without_a_window_have_wider_heads() -> None:

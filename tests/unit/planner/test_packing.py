@@ -26,6 +26,7 @@ def test_packed_samples_are_written_beside_the_checkpoints_and_are_a_micro_batch
             {"training": {"microBatchSize": 2}},
             "spec.training.microBatchSize: 2 packed sequences of a micro batch are not read",
         ),
+        ("deepseek-v4-flash-sft", {}, "spec.data.packing: true, but attention with csaCompressRatios"),
         ("qwen2.5-vl-3b-sft", {}, "spec.data.packing: is not passed to Megatron-Bridge"),
         ("gemma2-2b", {"init": {"modelFolder": "/data/m"}}, "spec.data.packing: has no effect"),
         ("llama3-8b", {"init": None}, "spec.data.packing: has no effect on Megatron Core's loop"),

@@ -215,7 +215,7 @@ def test_attention_of_deepseek_v4_is_not_split(size: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_v4_flash_pretrain_64gpu_gb200_bf16_config", "deepseek-v4-flash"])
 def test_what_deepseek_v4_has_beyond_megatrons_own_fields_is_not_rejected(name: str) -> None:
-    asked = {"recipe": name, "accelerator": {"type": "gb200", "count": 64}}
+    asked = {"recipe": name, "accelerator": {"type": "gb200", "count": 64}, "data": {"mockData": True}}
     resolved = resolve(MegatronRecipeSpec.model_validate(asked), default_platform(), catalog.load())
     planned = plan(resolved)
     assert planned.memory_per_gpu is not None

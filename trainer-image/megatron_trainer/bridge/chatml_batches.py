@@ -33,10 +33,12 @@ def complete(
     *,
     sequence_length: int | None,
     pad_to_max_length: bool,
+    boundaries: Any = None,
 ) -> None:
     """Add labels, the mask of the loss and positions [batch, length] to a batch of tokens, and its features.
 
     Labels are those of the next position. The loss counts each answer of the assistant and what ends it.
+    `boundaries`: Bridge's of an answer, by default those of ChatML.
     """
     # With the tokenizer alone no features are computed again.
     apply_assistant_labels_to_batch(
@@ -44,13 +46,7 @@ def complete(
         [{"conversation": _texts(conversation)} for conversation in conversations],
         processor.tokenizer,
         extract_skipped_token_ids(processor),
-        boundary_config=assistant_mask_boundary_config_from_markers(
-            processor,
-            assistant_start="<|im_start|>assistant\n",
-            assistant_end="<|im_end|>\n",
-            assistant_end_fallbacks=("<|im_end|>",),
-            role_start_markers={role: f"<|im_start|>{role}\n" for role in _ROLES},
-        ),
+        boundary_config=boundaries or of_chatml(processor),
     )
     ensure_position_ids(batch)
     batch.update(features)
@@ -60,6 +56,18 @@ def complete(
         pad_to_max_length=pad_to_max_length,
         pad_token_id=int(processor.tokenizer.pad_token_id or 0),
         ignore_index=IGNORE_INDEX,
+    )
+
+
+def of_chatml(processor: Any, **options: Any) -> Any:
+    """Return Bridge's boundaries of an answer in ChatML, with further options of theirs."""
+    return assistant_mask_boundary_config_from_markers(
+        processor,
+        assistant_start="<|im_start|>assistant\n",
+        assistant_end="<|im_end|>\n",
+        assistant_end_fallbacks=("<|im_end|>",),
+        role_start_markers={role: f"<|im_start|>{role}\n" for role in _ROLES},
+        **options,
     )
 
 

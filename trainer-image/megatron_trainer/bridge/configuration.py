@@ -30,6 +30,7 @@ from megatron_trainer.bridge import (
     absent_packages,
     adapter_norms,
     bucket_sizes,
+    deepseek_v4,
     diffusion,
     exaone45,
     falcon_h1,
@@ -41,12 +42,14 @@ from megatron_trainer.bridge import (
     local_layers,
     minimax_m3,
     model_folder,
+    nemotron_vl,
     packing,
     parameter_order,
     partial_rotary,
     query_norms,
     qwen3_omni,
     recipes,
+    step,
     vision_layers,
 )
 from megatron_trainer.bridge.family_layers import build_locally
@@ -102,7 +105,7 @@ def import_bridge() -> None:
         local_layers.use_for_prediction()
     for module in (adapter_norms, bucket_sizes, exaone45, falcon_h1, gemma4, glm, partial_rotary):
         module.install()
-    for module in (kimi, llama_nemotron, minimax_m3, qwen3_omni):
+    for module in (deepseek_v4, kimi, llama_nemotron, minimax_m3, nemotron_vl, qwen3_omni, step):
         module.install()
     parameter_order.install()
 
@@ -275,7 +278,10 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _answer_from(folder: Path) -> None:
-    """Have transformers read the folder for every name of a model: no hub is reached."""
+    """Have transformers read the folder for every name of a model: no hub is reached.
+
+    Code of the folder is not run, for which some functions ask.
+    """
     if not (folder / "config.json").is_file():
         raise RankError(ExitCode.BAD_DATA, f"{MODEL_FOLDER}: {folder} has no config.json")
     import transformers
@@ -283,7 +289,7 @@ def _answer_from(folder: Path) -> None:
     inner = transformers.AutoConfig.from_pretrained
 
     def from_folder(_name: object, *args: Any, **kwargs: Any) -> Any:
-        return inner(str(folder), *args, **kwargs)
+        return inner(str(folder), *args, **kwargs | {"trust_remote_code": False})
 
     transformers.AutoConfig.from_pretrained = from_folder
 

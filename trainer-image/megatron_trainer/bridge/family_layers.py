@@ -19,6 +19,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
+from megatron_trainer.bridge.deepseek_v4_layers import deepseek_v4_layers
 from megatron_trainer.bridge.falcon_h1 import falcon_h1_stack
 from megatron_trainer.bridge.hybrid_layers import hybrid_layers
 from megatron_trainer.bridge.llama_nemotron import heterogeneous
@@ -29,6 +30,7 @@ from megatron_trainer.bridge.local_linear import (
     norm,
 )
 from megatron_trainer.bridge.partly_causal_attention import PartlyCausalAttention
+from megatron_trainer.bridge.step_layers import local_step_layers, step_layers
 
 type Layers = Callable[..., Any]
 
@@ -253,6 +255,7 @@ def experimental(config: Any, vp_stage: int | None = None) -> Any:
 
 _FAMILIES: dict[str, Layers] = {
     "_build_exaone_moe_layer_spec": exaone_moe,
+    "deepseek_v4_layers": deepseek_v4_layers,
     "exaone4_layer_spec": exaone4,
     "exaone_45_transformer_layer_spec": exaone45_layer,
     "gemma2_layer_spec": gemma2,
@@ -264,5 +267,6 @@ _FAMILIES: dict[str, Layers] = {
     "minimax_m3_block_spec": minimax_m3,
     "ministral_layer_spec": ministral3,
     "olmoe_layer_spec": olmoe,
+    step_layers.__name__: local_step_layers,
 }
 """Name of Bridge's function -> the same layers of Megatron's own parts."""

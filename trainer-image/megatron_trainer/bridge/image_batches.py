@@ -1,6 +1,7 @@
 """Batches for processors of images and text for which Megatron-Bridge has no collator of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -18,19 +19,30 @@ from megatron.bridge.data.token_utils import extract_skipped_token_ids
 from megatron.bridge.models.kimi_vl.data.collate_fn import _kimi_assistant_mask_boundary_config
 from megatron.bridge.training.utils.visual_inputs import GenericVisualInputs
 
-from megatron_trainer.bridge import omni_batches, sound_batches
+from megatron_trainer.bridge import nemotron_batches, omni_batches, sound_batches
 
 type Collator = Callable[..., dict[str, Any]]
 
 _KIMI: Final = "Kimi_K25Processor"
+_STEP: Final = "Step3p7Processor"
 _PIXELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Exaone4_5_Processor": ("pixel_values", "image_grid_thw"),
     _KIMI: ("pixel_values", "image_grid_thw"),
     "MiniMaxM3VLProcessor": ("pixel_values", "image_grid_thw"),
+    _STEP: ("pixel_values", "pixel_values_local", "num_local_patches"),
 }
 """Processor -> what its model takes of an image."""
 _EMPTY_THOUGHT: Final = "<think>\n\n</think>\n\n"
 _PROBE: Final = "answer"
+
+
+@dataclass
+class StepVisualInputs(GenericVisualInputs):
+    """Pixels of the whole images of Step-3.7, and of the parts into which large ones are cut."""
+
+    pixel_values_local: torch.Tensor | None = None
+    num_local_patches: torch.Tensor | None = None
+    """Parts of each image [images]."""
 
 
 def collator(processor: str) -> Collator:
@@ -44,6 +56,8 @@ def collator(processor: str) -> Collator:
         return sound_batches.collate
     if processor == omni_batches.PROCESSOR:
         return omni_batches.collate
+    if processor in nemotron_batches.PROCESSORS:
+        return nemotron_batches.collate
     names = _PIXELS.get(processor)
     return resolve_model_collate(processor) if names is None else partial(_collate, names=names)
 
@@ -81,13 +95,14 @@ def _collate(
     labels = _next(ids, IGNORE_INDEX)
     ignored = (counted == 0) | torch.isin(labels, skipped)
     found = {name: batch[name] for name in names if batch.get(name) is not None}
+    visual = StepVisualInputs if type(processor).__name__ == _STEP else GenericVisualInputs
     result = {
         "input_ids": ids,
         "attention_mask": batch["attention_mask"],
         "position_ids": torch.arange(ids.shape[1]).repeat(len(ids), 1),
         "labels": labels.masked_fill(ignored, IGNORE_INDEX),
         "loss_mask": counted,
-        "visual_inputs": GenericVisualInputs(**found) if found else None,
+        "visual_inputs": visual(**found) if found else None,
     }
     prepare_sequence_batch(
         result,

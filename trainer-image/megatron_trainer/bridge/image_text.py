@@ -17,12 +17,15 @@ import torch
 from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
 from megatron.bridge.training.utils.visual_inputs import GenericVisualInputs
 
+from megatron_trainer.bridge import nemotron_batches
 from megatron_trainer.bridge.lines import Lines
-from megatron_trainer.bridge.omni_batches import PROCESSOR as OF_BOTH
+from megatron_trainer.bridge.omni_batches import PROCESSOR as OF_QWEN
 from megatron_trainer.bridge.sample_files import SampleLineError
 from megatron_trainer.bridge.sound import Sound, decode
 
 FILES = ("training.jsonl", "validation.jsonl")
+_OF_BOTH = (OF_QWEN, nemotron_batches.NemotronOmniProcessor.__name__)
+"""Processors of images and sound."""
 
 
 @dataclass(kw_only=True)
@@ -112,7 +115,7 @@ class _RandomMedia(_RandomImages):
 
 def _random(processor: Any) -> type[_Conversations]:
     """What random samples a processor takes; that of Gemma 4 has a part for sound, which its run does not."""
-    if type(processor).__name__ == OF_BOTH:
+    if type(processor).__name__ in _OF_BOTH:
         return _RandomMedia
     return _RandomImages if hasattr(processor, "image_processor") else _RandomSounds
 
@@ -205,7 +208,9 @@ def load_processor(folder: str) -> Any:
     """Return the processor of a model's folder: its tokenizer, and what makes pixels or features of sound."""
     from transformers import AutoProcessor
 
-    return AutoProcessor.from_pretrained(folder, local_files_only=True)
+    if (of_nemotron := nemotron_batches.load_processor(Path(folder))) is not None:
+        return of_nemotron
+    return AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def collate(

@@ -33,7 +33,9 @@ def check(config: Any) -> None:
     from transformers import AutoTokenizer
 
     folder = config.tokenizer.tokenizer_model
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
     if not tokenizer.chat_template:
         text = f"data.tokenizer.tokenizerModel: {folder} has no chat template; add chat_template.jinja there"
         raise RankError(ExitCode.BAD_DATA, text)

@@ -6,17 +6,20 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.vision import vit_layer_specs
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch.nn.functional import scaled_dot_product_attention
 
-from megatron_trainer.bridge.local_linear import ZeroCentredRMSNorm
+from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear, ZeroCentredRMSNorm
 
 
 def install() -> None:
-    """Have Bridge's Qwen3-VL, EXAONE 4.5 and the projector of Gemma 3 built without Transformer Engine."""
+    """Have Bridge's towers and projectors of Megatron's own layers built without Transformer Engine."""
     from megatron.bridge.models.exaone.exaone45.modelling_exaone45 import model as exaone45
     from megatron.bridge.models.gemma_vl import modeling_gemma3_vl
+    from megatron.bridge.models.nemotron_omni import nemotron_omni_provider
+    from megatron.bridge.models.nemotron_vl import nemotron_vl_provider
     from megatron.bridge.models.qwen_vl import qwen3_vl_provider
     from megatron.bridge.models.qwen_vl.modelling_qwen3_vl import model
 
@@ -26,6 +29,10 @@ def install() -> None:
         tower.TENorm = WrappedTorchNorm
         tower.TEColumnParallelLinear, tower.TERowParallelLinear = ColumnParallelLinear, RowParallelLinear
     modeling_gemma3_vl.TENorm = ZeroCentredRMSNorm
+    nemotron_omni_provider.get_vit_layer_with_transformer_engine_spec = _vision_layer
+    nemotron_vl_provider.get_vit_layer_with_transformer_engine_spec = _layer_of_tiles
+    for provider in (nemotron_omni_provider, nemotron_vl_provider):
+        provider.get_language_mlp_submodules = _projector
 
 
 def follow_config(provider: Any) -> None:
@@ -62,9 +69,20 @@ def _text_layer(*, num_experts: int | None, qk_layernorm: bool, **_: Any) -> Any
     return get_gpt_layer_local_spec(num_experts, False, qk_layernorm, normalization="RMSNorm")
 
 
+def _projector(_language: Any) -> Any:
+    """The parts of a projector of RADIO or Parakeet, which begins with a norm."""
+    return MLPSubmodules(linear_fc1=LayerNormColumnParallelLinear, linear_fc2=RowParallelLinear)
+
+
 def _vision_layer() -> Any:
-    layer: Any = vit_layer_specs.get_vit_layer_with_local_spec()
+    layer = _layer_of_tiles()
     layer.submodules.self_attention.submodules.core_attention = AttentionWithinImages
+    return layer
+
+
+def _layer_of_tiles() -> Any:
+    """A layer of a tower whose images are a batch [patches, images, hidden] of one size."""
+    layer: Any = vit_layer_specs.get_vit_layer_with_local_spec()
     # Where Transformer Engine's layers, which a GPU has, hold these norms.
     layer.submodules.sharded_state_dict_keys_map = {
         "input_layernorm.": "self_attention.linear_qkv.layer_norm_",

@@ -52,7 +52,9 @@ class ChatLines:
         cpu_model.import_bridge()
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(self._folder), local_files_only=True, trust_remote_code=False
+        )
 
     def line(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
         """Return the line of a chat, or LEFT_OUT. Raises ConversationError."""

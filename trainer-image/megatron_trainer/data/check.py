@@ -92,7 +92,9 @@ def check_tokenizer(folder: Path, encoder: Encoder) -> None:
 
     setting = "data.tokenizer.tokenizerModel"
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        loaded: Any = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())[:200]
         text = f"{setting}: transformers cannot load {folder} offline: {reason}; save it with save_pretrained"

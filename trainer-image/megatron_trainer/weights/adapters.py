@@ -9,6 +9,8 @@ from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.tensors import TensorSource
 
 _LORA = "megatron.bridge.peft.lora.LoRA"
+_OF_IMAGES = "megatron.bridge.peft.lora.VLMLoRA"
+"""The same where all else is frozen: it may train parts of a vision-language model as a whole."""
 _NOT_OF_THE_WEIGHTS = {"lora_dtype", "params_to_save"}
 
 
@@ -70,7 +72,9 @@ def _read_settings(directory: Path) -> Any:
         kind = settings["_target_"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise ConversionError(f"{file} does not describe the adapters: {error!r}") from error
-    if kind != _LORA:
-        raise ConversionError(f"{file}: adapters of {kind} are not merged; only those of {_LORA} are")
+    whole = [name for name in settings if name.startswith("freeze_") and not settings[name]]
+    if kind != _LORA and (kind != _OF_IMAGES or whole):
+        beside = f", with {', '.join(whole)} false," if whole else ""
+        raise ConversionError(f"{file}: adapters of {kind}{beside} are not merged; only those of {_LORA} are")
     names = {field.name for field in dataclasses.fields(LoRA) if field.init} - _NOT_OF_THE_WEIGHTS
     return LoRA(**{name: value for name, value in settings.items() if name in names})

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,10 +105,7 @@ def _run(arguments: argparse.Namespace) -> "Audit":
         )
     from megatron_trainer.weights import cpu_model
 
-    # Warnings of libraries, and the tracebacks that Bridge logs for packages which it can do without.
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    with contextlib.redirect_stdout(sys.stderr):
+    with _without_messages_of_libraries():
         cpu_model.import_bridge()
         from megatron_trainer.weights import conversion
 
@@ -133,6 +130,22 @@ def _run(arguments: argparse.Namespace) -> "Audit":
                 f"{audit.summary()}; name a folder that does not exist, or remove this one"
             )
         return audit
+
+
+@contextlib.contextmanager
+def _without_messages_of_libraries() -> Iterator[None]:
+    """Without warnings, and the tracebacks that Bridge logs for packages which it can do without.
+
+    Standard output, on which the result is printed, has nothing of them.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _require_a_model(arguments: argparse.Namespace) -> None:

@@ -41,6 +41,18 @@ _GLM: Final[Settings] = {"mrope_section": [8, 12, 12]}
 _QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
 _QWEN3_VL: Final[Settings] = {"mrope_interleaved": True}
 _QWEN35_TOWER: Final[Settings] = {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []}
+_NEMOTRON_H: Final[Settings] = {
+    **{"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "conv_kernel": 4},
+    **{"use_bias": False, "mlp_bias": False, "attention_bias": False, "norm_topk_prob": True},
+}
+_NEMOTRON_OF_MEDIA: Final[Settings] = {
+    # The norms of projectors have that of the text.
+    **{**_NEMOTRON_H, "num_nextn_predict_layers": 0, "layer_norm_epsilon": 1e-5},
+}
+_RADIO: Final[Settings] = {
+    **{"patch_size": 16, "max_resolution": 2048, "max_img_size": 2048, "layer_norm_eps": 1e-6},
+    **{"hidden_act": "gelu", "use_swiglu_ffn": False, "qkv_bias": True},
+}
 _MINISTRAL3: Final[Settings] = {
     "factor": 16.0,
     "original_max_position_embeddings": 16384,
@@ -55,6 +67,7 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "GptOssForCausalLM": {"yarn": _GPT_OSS},
     "DeepseekV2ForCausalLM": {"default": {}, "yarn": {}},
     "DeepseekV3ForCausalLM": {"default": {}, "yarn": {}},
+    "DeepseekV4ForCausalLM": {"default": {}, "yarn": {"attention_factor": 1.0, "truncate": True}},
     "Exaone4ForCausalLM": {"default": {}, "llama3": _LLAMA},
     "Qwen2_5_VLForConditionalGeneration": {"default": _QWEN_VL, "mrope": _QWEN_VL},
     "Qwen3VLForConditionalGeneration": {"default": _QWEN3_VL},
@@ -69,10 +82,22 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Exaone4_5_ForConditionalGeneration": {"default": {}, "llama3": _LLAMA},
     "MiniMaxM3SparseForConditionalGeneration": {"default": {}},
     "KimiK25ForConditionalGeneration": {"default": {}, "yarn": {}},
+    "Step3p5ForCausalLM": {"default": {}, "llama3": {}},
+    "Step3p7ForConditionalGeneration": {"default": {}, "llama3": {}},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
+_STEP: Final[Settings] = {
+    **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False},
+    **{"zero_centered": True, "use_qk_norm": True, "use_head_wise_attn_gate": True, "gating": True},
+    **{"moe_router_activation": "sigmoid", "use_moe_router_bias": True, "norm_expert_weight": True},
+    **{"yarn_only_types": ["full_attention"], "use_bidirectional_attention": False, "sink": False},
+}
 _FIXED: Final[Mapping[str, Settings]] = {
     "DeciLMForCausalLM": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "DeepseekV4ForCausalLM": {
+        **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False},
+        **{"scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "num_key_value_heads": 1},
+    },
     "MistralForCausalLM": {"hidden_act": "silu"},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3ForCausalLM": {"use_sliding_window": False},
@@ -119,11 +144,12 @@ _FIXED: Final[Mapping[str, Settings]] = {
         **{"hidden_act": "silu", "tie_word_embeddings": False, "use_qk_norm": True},
         **{"scoring_func": "sigmoid", "use_routing_bias": True},
     },
-    "NemotronHForCausalLM": {
-        **{"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "conv_kernel": 4},
-        **{"use_bias": False, "mlp_bias": False, "attention_bias": False, "norm_topk_prob": True},
-    },
+    "NemotronHForCausalLM": _NEMOTRON_H,
+    "NemotronH_Nano_VL_V2": _NEMOTRON_OF_MEDIA,
+    "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON_OF_MEDIA,
     "OlmoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": False, "clip_qkv": None},
+    "Step3p5ForCausalLM": _STEP,
+    "Step3p7ForConditionalGeneration": _STEP,
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
     "Qwen2AudioForConditionalGeneration": {"use_sliding_window": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "silu"},
@@ -154,6 +180,12 @@ _FIXED_VISION: Final[Mapping[str, Settings]] = {
         "pos_emb_type": "divided_fixed",
     },
     "MiniMaxM3SparseForConditionalGeneration": {"hidden_act": "gelu"},
+    "Step3p7ForConditionalGeneration": {
+        **{"use_cls_token": False, "use_ln_pre": True, "use_ln_post": False},
+        **{"use_abs_posemb": True, "use_rope2d": True},
+    },
+    "NemotronH_Nano_VL_V2": _RADIO,
+    "NemotronH_Nano_Omni_Reasoning_V3": _RADIO,
     "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3_5ForConditionalGeneration": _QWEN35_TOWER,
@@ -168,6 +200,7 @@ _PARTLY_ROTATED: Final = frozenset(
         *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
         *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         *("MiniMaxM2ForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
+        *("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "DeepseekV4ForCausalLM"),
     }
 )
 """Architectures whose `partial_rotary_factor` the model gets."""
@@ -182,7 +215,7 @@ _NOT_BUILT: Final = (
 
 def require_all_taken(folder: HuggingFaceFolder) -> None:
     """Raise ConversionError for a setting that the model in Megatron would not have; names all of them."""
-    found = (_positions, _others, _windows, _blocks, _layers, _rotated)
+    found = (_positions, _others, _windows, _blocks, _layers, _rotated, _towers, _compressed)
     if problems := [problem for each in found for problem in each(folder)]:
         raise ConversionError(
             f"{folder.path}/config.json has what the model in Megatron would not have: "
@@ -193,7 +226,7 @@ def require_all_taken(folder: HuggingFaceFolder) -> None:
 def _text(folder: HuggingFaceFolder) -> Settings:
     """Settings of the text's part of a model that also reads images; they may be beside the others."""
     settings = _understanding(folder)
-    return dict(settings.get("text_config") or settings)
+    return dict(settings.get("text_config") or settings.get("llm_config") or settings)
 
 
 def _understanding(folder: HuggingFaceFolder) -> Settings:
@@ -299,6 +332,36 @@ def _rotated(folder: HuggingFaceFolder) -> Iterator[str]:
         width, rotated = text.get("head_dim", 128), text.get("rotary_dim", 64)
         if part is not None and int(part * width) != rotated:
             yield f"rotary_dim {rotated} and partial_rotary_factor {part} of head_dim {width}"
+
+
+def _towers(folder: HuggingFaceFolder) -> Iterator[str]:
+    """Towers and projectors of Nemotrons that read images other than those that Bridge builds."""
+    if folder.architecture not in ("NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"):
+        return
+    vision: Settings = folder.config.get("vision_config") or {}
+    sound: Settings = folder.config.get("sound_config") or {}
+    of_sound = {"subsampling_factor": 8, "scale_input": False, "projection_bias": False}
+    for settings, place, fixed in (
+        (vision.get("args") or {}, " of vision_config.args", {"model": "vit_huge_patch16_224"}),
+        (folder.config, "", {"downsample_ratio": 0.5, "ps_version": "v2"}),
+        (sound, " of sound_config", of_sound),
+    ):
+        for name, value in fixed.items():
+            if (found := settings.get(name, value)) != value:
+                yield f"{name} {found!r}{place}, which is {value!r} there"
+
+
+def _compressed(folder: HuggingFaceFolder) -> Iterator[str]:
+    """Entries of DeepSeek-V4's attention of other lengths than those that distinguish its two kinds."""
+    if folder.architecture != "DeepseekV4ForCausalLM":
+        return
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+    rates |= folder.config.get("compress_rates") or {}
+    if rates["compressed_sparse_attention"] != 4 or rates["heavily_compressed_attention"] == 4:
+        yield f"compress_rates {rates!r}, of which the first alone is 4 there"
+    rope = folder.config.get("rope_parameters") or {}
+    if (main := (rope.get("main") or {}).get("rope_type", "default")) != "default":
+        yield f"rope_type {main!r} of main"
 
 
 def _repeated(value: Any, found: Any) -> Any:

@@ -26,7 +26,10 @@ from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.meter import Meter, sizes
 from megatron_trainer.weights.tensors import TensorRecord, TensorSource, records
 
-OUTPUT_LAYERS = ("lm_head.weight", "language_model.lm_head.weight", "thinker.lm_head.weight")
+OUTPUT_LAYERS = (
+    *("lm_head.weight", "language_model.lm_head.weight", "thinker.lm_head.weight"),
+    "head.weight",
+)
 """Its names in folders of Hugging Face."""
 _SHARED = {
     "model.embed_tokens.weight": re.compile(r"model\.layers\.\d+\.embed_tokens\.weight"),

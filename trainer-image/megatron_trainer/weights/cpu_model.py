@@ -46,6 +46,7 @@ CONVERTS: tuple[str, ...] = (
     "Qwen3_5MoeForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "DeepseekV4ForCausalLM",
     "GptOssForCausalLM",
     "NemotronHForCausalLM",
     "Gemma2ForCausalLM",
@@ -72,6 +73,10 @@ CONVERTS: tuple[str, ...] = (
     "MiniMaxM3SparseForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     "Qwen3OmniMoeForConditionalGeneration",
+    "Step3p5ForCausalLM",
+    "Step3p7ForConditionalGeneration",
+    "NemotronH_Nano_VL_V2",
+    "NemotronH_Nano_Omni_Reasoning_V3",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
 
@@ -101,6 +106,7 @@ def import_bridge() -> None:
     forget_transformer_engine()
     from megatron_trainer.bridge import (
         adapter_norms,
+        deepseek_v4,
         exaone45,
         gemma4,
         glm,
@@ -109,16 +115,21 @@ def import_bridge() -> None:
         local_layers,
         local_names,
         minimax_m3,
+        nemotron_vl,
         partial_rotary,
         query_norms,
         qwen3_omni,
+        step,
         zero_centred_norms,
     )
 
     for module in (adapter_norms, local_names, exaone45, gemma4, glm, kimi, minimax_m3, partial_rotary):
         module.install()
+    deepseek_v4.install()
     qwen3_omni.install()
+    step.install()
     llama_nemotron.install()
+    nemotron_vl.install()
     zero_centred_norms.install()
     query_norms.leave_out()
     local_layers.use_for_prediction()

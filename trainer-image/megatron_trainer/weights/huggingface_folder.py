@@ -129,6 +129,7 @@ def _parts(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {
         "": config,
         "text_config.": _settings(config, "text_config"),
+        "llm_config.": _settings(config, "llm_config"),
         "thinker_config.": thinker,
         "thinker_config.text_config.": _settings(thinker, "text_config"),
     }

@@ -12,7 +12,7 @@ from typing import Final
 from megatron_operator.api.fine_tuning import TARGET_MODULES
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.layers import LayerKind, Mixer
-from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, gate_width, heads_of
 from megatron_operator.planner.estimate.parameters import mtp_copies
 
 _AFTER_NORM: Final = frozenset({"linear_qkv", "linear_fc1", "in_proj"})
@@ -141,7 +141,7 @@ def _mixer_layers(shape: ModelShape, kind: LayerKind) -> list[AdaptedLayer]:
         assert d is not None, "only for models with gated delta nets"
         return [AdaptedLayer("in_proj", h, d.projected), AdaptedLayer("out_proj", d.values, h)]
     if shape.latent is None:
-        projected = heads * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
+        projected = heads + gate_width(shape, own) + 2 * own.groups * own.head_dim
         return [AdaptedLayer("linear_qkv", h, projected), AdaptedLayer("linear_proj", heads, h)]
     a = shape.latent
     query = shape.heads * (a.qk_dim + a.rope_dim)

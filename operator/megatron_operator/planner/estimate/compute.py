@@ -306,7 +306,8 @@ class ComputeModel:
         if kind.softmax:
             own = heads_of(shape, kind)
             heads = own.heads * own.head_dim
-            moved += 4 * (heads + own.groups * own.head_dim) + (6 * heads if shape.gate else 0)
+            moved += 4 * (heads + own.groups * own.head_dim)
+            moved += 6 * heads if shape.gate or shape.head_gate else 0
             inputs += heads
             # DeepSeek-V4 normalizes each head's query in a kernel of its own, and rotates its output back.
             moved += 8 * heads if isinstance(kind.attention, Compressed) else 0

@@ -3,7 +3,7 @@
 from megatron_operator.planner.estimate import diffusion_layers, residual_streams, sparse_attention
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind, Tower
-from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, gate_width, heads_of
 from megatron_operator.planner.estimate.products import tower_patches
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -128,8 +128,9 @@ def _attention_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> f
     # A norm over all heads keeps FP32 copies as well.
     normalized = (6.0 if shape.qk_norm_of_all_heads else 2.0) * (heads + groups) if shape.qk_norm else 0.0
     # The gate, and the product with it, which is the projection's input.
-    gated = (3.0 if fp8 else 4.0) * heads if shape.gate else 0.0
-    return 2.0 * (heads + 2 * groups) + normalized + (3 if fp8 and not shape.gate else 2) * heads + gated
+    has_gate = shape.gate or shape.head_gate
+    gated = (1.0 if fp8 else 2.0) * heads + 2.0 * gate_width(shape, own) if has_gate else 0.0
+    return 2.0 * (heads + 2 * groups) + normalized + (3 if fp8 and not has_gate else 2) * heads + gated
 
 
 def _dense_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float:

@@ -98,6 +98,8 @@ class ModelShape:
     """Width of the tokens that are sent to the experts, where it is not the hidden size."""
     gate: bool = False
     """Whether a gate of the same width multiplies the attention's output."""
+    head_gate: bool = False
+    """Whether a gate of one element for each head does."""
     gelu_gate: bool = False
     """Gated by GELU: only Megatron-Bridge's FLOP count considers the third product."""
     towers: tuple[Tower, ...] = ()
@@ -159,6 +161,13 @@ def heads_of(shape: ModelShape, kind: LayerKind) -> Heads:
     if isinstance(kind.attention, Heads):
         return kind.attention
     return Heads(shape.heads, shape.groups, shape.head_dim, windowed=False)
+
+
+def gate_width(shape: ModelShape, own: Heads) -> int:
+    """Elements of the gate of a layer's attention."""
+    if shape.head_gate:
+        return own.heads
+    return own.heads * own.head_dim if shape.gate else 0
 
 
 def ffn_of(shape: ModelShape, kind: LayerKind) -> int:
@@ -236,6 +245,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         delta=architecture_sizes.delta(more),
         moe_latent=more.moe_latent_size,
         gate=bool(more.attention_output_gate),
+        head_gate=bool(more.attention_head_gate),
         gelu_gate=bool(more.geglu),
         towers=architecture_sizes.towers(more),
         diffusion=architecture_sizes.diffusion(more, hidden),

@@ -13,7 +13,7 @@ from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.planner.estimate import diffusion
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, gate_width, heads_of
 from megatron_operator.planner.estimate.residual_streams import head_parameters, mapping_parameters
 from megatron_operator.planner.estimate.sparse_parameters import (
     compressed_flops,
@@ -55,7 +55,7 @@ def _attention(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
     if shape.latent is None:
         own = heads_of(shape, kind)
         n, d, g = own.heads, own.head_dim, own.groups
-        projected = (n * (2 if shape.gate else 1) + 2 * g) * d
+        projected = (n + 2 * g) * d + gate_width(shape, own)
         tensor = h * projected + n * d * h + (projected if shape.qkv_bias else 0)
         tensor += n if shape.sinks else 0
         if shape.qk_norm_of_all_heads:
@@ -262,7 +262,7 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
     if shape.latent is None:
         own = heads_of(shape, kind)
         width = own.heads * own.head_dim
-        projected = width * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
+        projected = width + gate_width(shape, own) + 2 * own.groups * own.head_dim
         return 6 * (h * projected + width * h) + 3 * seq_length * 2 * width
     latent = shape.latent
     query_width = n * (latent.qk_dim + latent.rope_dim)

@@ -6,7 +6,7 @@ from megatron_operator.planner.estimate import diffusion_layers
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind, Tower
 from megatron_operator.planner.estimate.matmul import MatMul
-from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, gate_width, heads_of
 from megatron_operator.planner.estimate.sparse_attention import compressed_products
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -20,7 +20,7 @@ def _attention_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     if shape.latent is None:
         own = heads_of(shape, kind)
         width = own.heads * own.head_dim
-        projected = width * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
+        projected = width + gate_width(shape, own) + 2 * own.groups * own.head_dim
         return [
             MatMul(rows, shape.hidden, projected / w.dims.tp),
             MatMul(rows, width / w.dims.tp, shape.hidden),

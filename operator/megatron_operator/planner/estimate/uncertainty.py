@@ -81,7 +81,8 @@ def _is_measured(shape: ModelShape) -> bool:
         return False
     if shape.has_special_layers or shape.qk_norm_of_all_heads:
         return False
-    return not (shape.delta or shape.gate or shape.gelu_gate or shape.post_norms or shape.towers)
+    gated = shape.gate or shape.head_gate or shape.gelu_gate
+    return not (shape.delta or gated or shape.post_norms or shape.towers)
 
 
 def _precision(n: Numerics) -> str:

@@ -96,22 +96,27 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     return found.errors
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(map(str, divisors(number)[:12]))
+def _one_of(sizes: list[int]) -> str:
+    """The fix that names the first twelve of some sizes."""
+    return f"set {'one of ' if len(sizes) > 1 else ''}{', '.join(map(str, sizes[:12]))}"
 
 
-def _valid_tensor_sizes(context: ConstraintContext) -> str:
+def _splits_groups(shape: ModelShape, tp: int) -> bool:
+    """Whether ranks share groups of queries equally; those with a gate for each head do not share one."""
+    return shape.groups % tp == 0 or (tp % shape.groups == 0 and not shape.head_gate)
+
+
+def _valid_tensor_sizes(context: ConstraintContext) -> list[int]:
     """TP sizes that pod, NVLink domain, heads and query groups all allow."""
     if context.whole_norms:
-        return "1"
+        return [1]
     shape, pod, world = context.shape, context.pod, context.world
-    sizes = [
+    return [
         tp
         for tp in divisors(shape.heads, world if context.in_one_nvlink_domain else pod)
         if (pod % tp == 0 or tp % pod == world % tp == 0)
-        and (shape.latent is not None or shape.groups % tp == 0 or tp % shape.groups == 0)
+        and (shape.latent is not None or _splits_groups(shape, tp))
     ]
-    return ", ".join(map(str, sizes))
 
 
 def _check_world(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
@@ -139,7 +144,7 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
     """A TP group stays on NVLink, and TP divides heads and widths."""
     shape, tp, pod, world = context.shape, dims.tp, context.pod, context.world
     domain = context.nvlink_ranks
-    field, fix = f"{_P}tensorModelParallelSize", f"set one of {_valid_tensor_sizes(context)}"
+    field, fix = f"{_P}tensorModelParallelSize", _one_of(_valid_tensor_sizes(context))
     if pod % tp and tp % pod == 0 and tp <= domain < world:
         found.error(
             field,
@@ -156,8 +161,9 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
         found.error(field, message, "set 1")
     if shape.heads % tp:
         found.error(field, f"{tp} does not divide numAttentionHeads {shape.heads}", fix)
-    if shape.latent is None and shape.groups % tp and tp % shape.groups:
-        found.error(field, f"{tp} is neither a divisor nor a multiple of numQueryGroups {shape.groups}", fix)
+    if shape.latent is None and not _splits_groups(shape, tp):
+        kinds = "no divisor" if shape.head_gate else "neither a divisor nor a multiple"
+        found.error(field, f"{tp} is {kinds} of numQueryGroups {shape.groups}", fix)
     dense = {ffn_of(shape, kind) for kind in distinct_kinds(shape) if kind.feed_forward == "dense"}
     widths = {"ffnHiddenSize": math.gcd(*dense)}
     widths["moeSharedExpertIntermediateSize"] = shape.shared_ffn
@@ -204,7 +210,7 @@ def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
     return FieldError(
         field,
         f"numLayers {shape.layers} is not divisible by PP {pp}",
-        f"set one of {_divisors(shape.layers)}, or set the split with decoderFirst/LastPipelineNumLayers, "
+        f"{_one_of(divisors(shape.layers))}, or set the split with decoderFirst/LastPipelineNumLayers, "
         "accountForEmbedding/LossInPipelineSplit or pipelineModelParallelLayout",
     )
 
@@ -314,7 +320,7 @@ def _check_experts(dims: ParallelDims, context: ConstraintContext, found: Diagno
         found.error(
             field,
             f"EP {ep} does not divide numExperts {shape.experts}",
-            f"set one of {_divisors(shape.experts)}",
+            _one_of([size for size in divisors(shape.experts) if world % size == 0]),
         )
     if world % dims.expert_model_parallel:
         found.error(

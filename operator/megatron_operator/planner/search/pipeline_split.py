@@ -146,6 +146,12 @@ def _layout_split(
         refuse(f"places {text.count('t')} layers, the model has {layers}", f"place {layers} t")
     elif text.count("m") != mtp:
         refuse(f"places {text.count('m')} mtp layers, the model has {mtp}", f"place {mtp} m")
+    elif pp == 1 and len(chunks) > 1:
+        stages = next(n for n in range(2, len(chunks) + 1) if len(chunks) % n == 0)
+        refuse(
+            f"has {len(chunks)} chunks, and PP 1 has no virtual stages",
+            f"set pipelineModelParallelSize: {stages} and a count that it divides, or leave the layout out",
+        )
     else:
         per_stage = tuple(sum(chunk.count("t") for chunk in chunks[stage::pp]) for stage in range(pp))
         virtual = len(chunks) // pp

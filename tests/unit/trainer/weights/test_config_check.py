@@ -1,5 +1,6 @@
 """config.json has settings that Bridge drops: they are refused by name."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ MINIMAX_M3: dict[str, Any] = {
 }
 
 
+STEP: dict[str, Any] = {
+    "rope_scaling": LLAMA3 | {"factor": 2.0, "high_freq_factor": 32.0},
+    **{"zero_centered": True, "use_head_wise_attn_gate": True, "moe_router_activation": "sigmoid"},
+    "yarn_only_types": ["full_attention"],
+}
+
+
 def folder(architecture: str, **config: Any) -> HuggingFaceFolder:
     reads_more = {"text_config", "thinker_config"} & config.keys()
     task = "ForConditionalGeneration" if reads_more else "ForCausalLM"
@@ -53,6 +61,9 @@ def layer(**attention: Any) -> dict[str, Any]:
         ("DeciLM", {"rope_scaling": LLAMA3, "block_configs": [layer(), layer(n_heads_in_group=8)]}),
         ("DeciLM", {"block_configs": [layer(), layer(no_op=True, n_heads_in_group=None)]}),
         ("DeciLM", {"block_configs": [layer() | {"parallel_blocks": None}]}),
+        ("Step3p5", STEP),
+        ("Step3p5", {"rope_parameters": {"full_attention": STEP["rope_scaling"], "sliding_attention": {}}}),
+        ("Step3p7", {"text_config": STEP, "vision_config": {"use_ln_pre": True, "use_ln_post": False}}),
         ("Llama", {}),
         ("Llama", {"rope_scaling": None, "hidden_act": "silu"}),
         ("Llama", {"rope_scaling": LLAMA3}),
@@ -62,6 +73,8 @@ def layer(**attention: Any) -> dict[str, Any]:
         ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
         ("GptOss", {}),
         ("DeepseekV3", {"rope_scaling": {"type": "yarn", "factor": 40}}),
+        ("DeepseekV4", {"rope_scaling": {"type": "yarn", "factor": 16}, "scoring_func": "sqrtsoftplus"}),
+        ("DeepseekV4", {"compress_rates": {"heavily_compressed_attention": 64}}),
         ("Mistral3", ministral3(rms_norm_eps=1e-5)),
         ("NemotronH", {"mlp_hidden_act": "relu2", "partial_rotary_factor": 1.0, "moe_latent_size": 1024}),
         ("FalconH1", {"mamba_norm_before_gate": False, "mamba_rms_norm": False, "key_multiplier": 0.5}),
@@ -178,6 +191,18 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_interleaved": False}}},
             "mrope_interleaved False of rope_type 'default', which is True there",
         ),
+        (
+            "Step3p5",
+            {"yarn_only_types": ["full_attention", "sliding_attention"]},
+            "yarn_only_types ['full_attention', 'sliding_attention'], which is ['full_attention'] there",
+        ),
+        ("Step3p5", {"moe_router_activation": "softmax"}, "moe_router_activation 'softmax'"),
+        ("Step3p5", {"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn' (known: default, llama3)"),
+        (
+            "Step3p7",
+            {"text_config": {}, "vision_config": {"use_cls_token": True}},
+            "use_cls_token True of vision_config, which is False there",
+        ),
         ("Exaone4_5_", {"text_config": {"sliding_window": None}}, "sliding_window None"),
         (
             "Exaone4_5_",
@@ -199,6 +224,13 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             {"text_config": {"rotary_dim": 32, "partial_rotary_factor": 0.5}},
             "rotary_dim 32 and partial_rotary_factor 0.5 of head_dim 128",
         ),
+        ("DeepseekV4", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid', which is 'sqrtsoftplus' there"),
+        (
+            "DeepseekV4",
+            {"compress_rates": {"compressed_sparse_attention": 8}},
+            "of which the first alone is 4 there",
+        ),
+        ("DeepseekV4", {"rope_parameters": {"main": {"rope_type": "yarn"}}}, "rope_type 'yarn' of main"),
     ],
 )
 def test_what_megatron_would_not_have_is_named(architecture: str, config: dict[str, Any], text: str) -> None:
@@ -206,3 +238,29 @@ def test_what_megatron_would_not_have_is_named(architecture: str, config: dict[s
         config_check.require_all_taken(folder(architecture, **config))
     assert text in str(refused.value)
     assert "it cannot be converted" in str(refused.value)
+
+
+def nemotron(**settings: Any) -> HuggingFaceFolder:
+    parts = {"llm_config": {"layer_norm_epsilon": 1e-5}, "vision_config": {"patch_size": 16}}
+    config = {"architectures": ["NemotronH_Nano_Omni_Reasoning_V3"], "ps_version": "v2", **parts, **settings}
+    return HuggingFaceFolder(Path("/data/model"), config, {})
+
+
+def test_the_published_towers_of_nemotrons_are_accepted() -> None:
+    tower = {"args": {"model": "vit_huge_patch16_224"}, "patch_size": 16, "max_resolution": 2048}
+    config_check.require_all_taken(nemotron(vision_config=tower, sound_config={"subsampling_factor": 8}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"vision_config": {"args": {"model": "vit_large_patch16_224"}}}, "'vit_large_patch16_224'"),
+        ({"vision_config": {"patch_size": 14}}, "patch_size 14 of vision_config, which is 16 there"),
+        ({"llm_config": {"num_nextn_predict_layers": 1}}, "num_nextn_predict_layers 1, which is 0 there"),
+        ({"downsample_ratio": 1.0}, "downsample_ratio 1.0, which is 0.5 there"),
+        ({"sound_config": {"scale_input": True}}, "scale_input True of sound_config, which is False there"),
+    ],
+)
+def test_other_towers_of_nemotrons_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConversionError, match=re.escape(text)):
+        config_check.require_all_taken(nemotron(**settings))

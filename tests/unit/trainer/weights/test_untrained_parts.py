@@ -23,6 +23,26 @@ def test_what_speaks_is_left_out_of_what_is_converted() -> None:
     assert set(untrained_parts.without(folder()).headers) == {"thinker.model.norm.weight"}
 
 
+def test_layers_of_prediction_of_step_3_7_are_left_out_of_what_is_converted() -> None:
+    names = ["model.layers.1.mlp.up_proj.weight", *(f"model.layers.{n}.enorm.weight" for n in (2, 3))]
+    headers = {name: Header(Path("model.safetensors"), (4,), "bfloat16") for name in names}
+    text = {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
+    config = {"architectures": ["Step3p7ForConditionalGeneration"], "text_config": text}
+    model = HuggingFaceFolder(Path("model"), config, headers)
+
+    assert list(untrained_parts.without(model).headers) == names[:1]
+    with pytest.raises(ConversionError, match=r"model.layers.2 and model.layers.3 of .*: --base FOLDER"):
+        untrained_parts.require(HuggingFaceFolder(Path("model"), config, {}))
+
+
+def test_radios_normalization_is_left_out_beside_its_layers() -> None:
+    names = ("vision_model.radio_model.input_conditioner.norm_mean", "vision_model.radio_model.model.norm")
+    headers = {name: Header(Path("model.safetensors"), (3, 1, 1), "float32") for name in names}
+    read = HuggingFaceFolder(Path("model"), {"architectures": ["NemotronH_Nano_VL_V2"]}, headers)
+
+    assert list(untrained_parts.without(read).headers) == ["vision_model.radio_model.model.norm"]
+
+
 def test_other_models_are_converted_whole() -> None:
     whole = folder("Qwen3ForCausalLM")
     assert untrained_parts.without(whole) == whole
