@@ -94,9 +94,9 @@ class Cluster:
     def _plane(self) -> ControlPlane:
         address = HOST if self.profile == "full" else "127.0.0.1"
         ports = choose_ports(self.paths.home / "ports.json", "127.0.0.1", PORTS[self.profile])
-        gangs, beats, threads = self.profile == "control-plane", self.heartbeats, self.job_threads
+        preview, beats, threads = self.profile == "control-plane", self.heartbeats, self.job_threads
         placed = (self.paths, self.processes, address, ports)
-        return ControlPlane(*placed, pod_groups=gangs, heartbeats=beats, job_threads=threads)
+        return ControlPlane(*placed, preview_apis=preview, heartbeats=beats, job_threads=threads)
 
     def _nodes(self) -> dict[str, Node]:
         plane = self._plane()
@@ -349,7 +349,7 @@ class Cluster:
                 yield
 
     def kueue(self) -> contextlib.AbstractContextManager[None]:
-        """Run Kueue, which manages Jobs and PyTorchJobs, for the duration of the block, as `jobsets` does."""
+        """Run Kueue, which manages jobs of all kinds that runs have, during the block, as `jobsets` does."""
         return self._serving(kueue.NAME, kueue.KueueController(self._plane(), self.kubectl, self.binaries))
 
     @contextlib.contextmanager

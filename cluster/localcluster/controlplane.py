@@ -18,7 +18,10 @@ SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 """In start order."""
-_POD_GROUPS = "--feature-gates=GenericWorkload=true"
+_RULES = "DRADeviceTaintRules=true"
+"""Feature gate of the beta API DeviceTaintRule."""
+_PREVIEW_GATES = f"--feature-gates=GenericWorkload=true,{_RULES}"
+_PREVIEW_APIS = "--runtime-config=scheduling.k8s.io/v1alpha2=true,resource.k8s.io/v1beta2=true"
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ so a run that lacks a pod waits while as many large jobs start. With 64, lists t
 class ControlPlane:
     """The control plane of one profile.
 
-    `address` is the API server's listen address, also for pods. With `pod_groups` it serves Kubernetes' own
-    PodGroups, an alpha API.
+    `address` is the API server's listen address, also for pods. With `preview_apis` it serves Kubernetes' own
+    PodGroups and DeviceTaintRules, an alpha and a beta API that are off by default.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class ControlPlane:
         address: str,
         ports: Ports,
         *,
-        pod_groups: bool = False,
+        preview_apis: bool = False,
         heartbeats: Heartbeats = FAST_HEARTBEATS,
         job_threads: int = JOB_THREADS,
     ) -> None:
@@ -111,7 +114,7 @@ class ControlPlane:
         self.processes = processes
         self.address = address
         self.ports = ports
-        self.pod_groups = pod_groups
+        self.preview_apis = preview_apis
         self.authority = Authority(paths.pki)
 
     @property
@@ -221,7 +224,7 @@ class ControlPlane:
             "--max-requests-inflight=1000",
             "--max-mutating-requests-inflight=500",
             *self._audit_arguments(),
-            *(["--runtime-config=scheduling.k8s.io/v1alpha2=true", _POD_GROUPS] if self.pod_groups else []),
+            *([_PREVIEW_APIS, _PREVIEW_GATES] if self.preview_apis else []),
         ]
 
     def _audit_arguments(self) -> list[str]:
@@ -244,7 +247,7 @@ class ControlPlane:
             f"--node-monitor-grace-period={self.heartbeats.grace}s",
             "--kube-api-qps=1000",
             "--kube-api-burst=1000",
-            *([_POD_GROUPS] if self.pod_groups else []),
+            *([_PREVIEW_GATES] if self.preview_apis else []),
         ]
 
     def _scheduler_arguments(self) -> list[str]:
@@ -262,6 +265,7 @@ class ControlPlane:
             f"--config={path}",
             f"--secure-port={ports.scheduler}",
             "--bind-address=127.0.0.1",
+            *([f"--feature-gates={_RULES}"] if self.preview_apis else []),
         ]
 
     def start(self, component: str) -> None:

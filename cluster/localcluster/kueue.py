@@ -21,7 +21,12 @@ NAME = "kueue"
 """Of the program and its process."""
 NAMESPACE = "kueue-system"
 GROUP = "kueue.x-k8s.io"
-FRAMEWORKS = {"batch/job": "jobs", "kubeflow.org/pytorchjob": "pytorchjobs"}
+FRAMEWORKS = {
+    "batch/job": "jobs",
+    "kubeflow.org/pytorchjob": "pytorchjobs",
+    "jobset.x-k8s.io/jobset": "jobsets",
+    "trainer.kubeflow.org/trainjob": "trainjobs",
+}
 """Kueue's name of each kind of job that it manages, and its resource. PyTorchJob is off by default."""
 QUEUE_KINDS = ("localqueues", "clusterqueues", "resourceflavors", "topologies", "workloads")
 """Kinds whose objects have a finalizer that only the process removes."""

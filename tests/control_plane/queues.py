@@ -8,6 +8,7 @@ from testkit.api_server import Api, Object
 from testkit.kueue_objects import API_VERSION, GPU, cluster_queue, cluster_wide, is_active, local_queue
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
+from tests.control_plane.run_backend import CHOSEN
 from tests.control_plane.world import World
 
 QUEUE = "research"
@@ -20,6 +21,14 @@ LABEL_JOB = "kueue.x-k8s.io/job-uid"
 def in_queue(**scheduling: Any) -> dict[str, Any]:
     """The section of a recipe that puts its run into the test's queue."""
     return {"scheduling": {"queue": QUEUE} | scheduling}
+
+
+def is_suspended(state: RunState) -> bool:
+    """Whether a run's job is suspended."""
+    value: Any = state.job and state.job["spec"]
+    for name in CHOSEN.suspend_path():
+        value = (value or {}).get(name)
+    return bool(value)
 
 
 @contextmanager
@@ -109,14 +118,18 @@ class Queues:
         return {each["type"]: each["reason"] for each in conditions if each["status"] == "True"}
 
     def resumed_by(self, state: RunState) -> str:
-        """The field manager that set `suspend` of a run's PyTorchJob last, to false."""
+        """The field manager that set `suspend` of a run's job last, to false."""
         assert state.job is not None
-        assert state.job["spec"]["runPolicy"]["suspend"] is False
-        [manager] = {
-            each["manager"]
-            for each in state.job["metadata"]["managedFields"]
-            if "f:suspend" in each["fieldsV1"].get("f:spec", {}).get("f:runPolicy", {})
-        }
+        assert is_suspended(state) is False
+        *parents, last = ("spec", *CHOSEN.suspend_path())
+        managers = set()
+        for each in state.job["metadata"]["managedFields"]:
+            fields = each["fieldsV1"]
+            for parent in parents:
+                fields = fields.get(f"f:{parent}", {})
+            if f"f:{last}" in fields:
+                managers.add(each["manager"])
+        [manager] = managers
         return str(manager)
 
     def delete(self) -> None:

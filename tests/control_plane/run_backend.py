@@ -54,6 +54,10 @@ class RunBackend:
         """Whether a pod gets other nodes while the job stays; else the job is created again."""
         return self.manifests.PATCHES_TEMPLATES
 
+    def suspend_path(self) -> tuple[str, ...]:
+        """Where a job's spec has `suspend`."""
+        return ("runPolicy", "suspend") if self.name == PYTORCHJOB else ("suspend",)
+
     def pod_at(self, api: Api, namespace: str, place: str) -> str | None:
         """The name of the pod at a place, such as `run-worker-0`; None while there is none.
 

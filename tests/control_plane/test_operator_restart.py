@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from localcluster import Cluster
 
 from testkit.run_state import RunState
-from testkit.waiting import wait_until
+from testkit.waiting import DEADLINE, wait_until
 from tests.control_plane.world import World
 
 PREPARED = {
@@ -256,3 +257,37 @@ def test_the_early_exit_of_a_pod_that_was_deleted_is_known_to_the_next_operator(
     incident = next_operator_counts(world, 0)
     assert incident["cause"] == "worker-0: ended with exit code 0 before the last iteration"
     assert incident["exitCode"] == 0
+
+
+@pytest.mark.job_backends("jobset", "trainjob", reason="a PyTorchJob's pods have no Jobs of their own")
+def test_a_pod_that_is_deleted_with_its_job_costs_no_restart_of_its_own(
+    world: World, cluster: Cluster
+) -> None:
+    """The Job replaces the failed pod before its deletion arrives, and no controller ends the new one yet."""
+    world.apply("run")
+    before = world.train("run", 60, checkpoint=50)
+    world.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
+    world.gateway.held_path = "/jobs/run-worker-0"
+    world.terminate("run-worker-0", 138, json.dumps({"message": "rank 3 was killed"}))
+    assert world.gateway.holding.wait(DEADLINE)
+    world.operator.kill()
+    failed = before.uid_of("worker-0")
+    own = world.wait_for(
+        "run",
+        where=lambda state: (
+            state.running_pods >= {"master-0", "worker-0"} and state.uid_of("worker-0") != failed
+        ),
+    )
+    with cluster.component_down("kube-controller-manager"):
+        world.gateway.held_path = None
+        wait_until("the Job's deletion", lambda: job_is_deleting(world, "run-worker-0"))
+        settle(world)
+        assert world.wait_for("run").recovery["restarts"] == 0
+    world.wait_for("run", pods=2, without=[failed, own.uid_of("worker-0")])
+    recovery = world.train("run", 51, checkpoint=50, generation=2, resumedFrom=50).recovery
+    assert (recovery["restarts"], recovery["restartsSinceCheckpoint"]) == (1, 1)
+    assert recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
+
+
+def job_is_deleting(world: World, name: str) -> bool:
+    return "deletionTimestamp" in world.api.get("Job", world.namespace, name)["metadata"]

@@ -3,6 +3,7 @@
 A validation error always names the field, what is wrong with which values, and what to set instead.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -14,8 +15,11 @@ _PLAIN_KEY: Final = re.compile(r"[-\w./]{1,120}", re.ASCII)
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: its `repr`, shortened, because anything may stand in a recipe."""
-    text = repr(value)
+    """A value as a message shows it: its `repr`, shortened, because anything may stand in a recipe.
+
+    True, False and None as in YAML.
+    """
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]}...{text[-1]}"
 
 

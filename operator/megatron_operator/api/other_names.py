@@ -27,6 +27,9 @@ _TODAY: Final = {
     "training.lrWarmupIters": "warmupSteps warmupIters lrWarmupSteps numWarmupSteps",
     "training.lrDecayStyle": "lrScheduler lrSchedulerType scheduler",
     "training.trainIters": "maxSteps trainSteps totalSteps numSteps maxIters iterations",
+    "training.trainIters: epochs x samples / globalBatchSize (data.maxEpochs is only a limit)": (
+        "numTrainEpochs numEpochs epochs trainEpochs totalEpochs"
+    ),
     "training.trainSamples": "numSamples totalSamples",
     "training.trainTokens": "numTokens totalTokens maxTokens",
     "training.globalBatchSize": "batchSize trainBatchSize gbs",
@@ -69,13 +72,14 @@ _TODAY: Final = {
     "data.tokenizer.tokenizerModel": "tokenizerPath tokenizerName",
     "data.datasetRoot": "sftDataset datasetDir",
     "data.examples: chat": "chat chatData",
-    "peft.dim": "rank loraRank r",
+    "peft.dim": "rank loraRank loraR loraDim r",
     "peft.alpha": "loraAlpha",
     "peft.dropout": "loraDropout",
     "peft.targetModules": "loraTargetModules",
     "init.from.megatron.path": "pretrainedCheckpoint restoreFromPath",
     "init.modelFolder": "hfPath hfModelId",
     "checkpoint.saveInterval": "checkpointInterval saveSteps saveEvery",
+    "checkpoint.keep": "saveTotalLimit maxToKeep keepLast keepCheckpoints",
     "recovery.hangTimeout": "ncclTimeout distributedTimeout distributedTimeoutMinutes",
 }
 """Today's setting below `spec` -> its other names."""
@@ -121,7 +125,9 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("weight", "float_type"): "set a number; a dataset that is only evaluated on has validation: true",
     ("count", "missing"): "set the number of accelerators of the whole run",
     ("size", "string_type"): "write a quantity with its unit, for example 400Gi",
-    ("hangTimeout", "string_type"): "write auto, off, or for example 600s or 10m",
+    ("hangTimeout", "string_type"): (
+        'write auto, "off" in quotes, without which YAML reads false, or for example 600s or 10m'
+    ),
     ("saveInterval", "int_type"): "set a number of iterations; `megatron plan` has the seconds of one",
     ("trainTokens", "string_type"): "write a number in quotes, with K, M, B or T, for example 15T",
     ("fp8Format", "literal_error"): "set hybrid or e4m3; leave it out for BF16",

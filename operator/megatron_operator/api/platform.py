@@ -195,7 +195,10 @@ class Maintenance(ApiModel):
         default_factory=lambda: list(MAINTENANCE_TAINTS)
     )
     """Keys of taints that announce it. The default has those of Cluster Autoscaler, Karpenter, GKE, AKS'
-    node auto-drain and AWS Node Termination Handler; with both lists empty no run is moved."""
+    node auto-drain and AWS Node Termination Handler; with both lists empty no node announces any."""
+    device_taints: bool = True
+    """Whether a taint of a device that a run uses announces it too, where Kubernetes allocates devices
+    dynamically: of effect NoSchedule or NoExecute, set by the driver or by a DeviceTaintRule."""
 
 
 class NetworkPolicies(ApiModel):

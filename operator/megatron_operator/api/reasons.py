@@ -104,6 +104,13 @@ class Reason(StrEnum):
         "Several pods (`data.prepare.workers`) are to prepare data on a claim that one node mounts.",
         "Name a claim with ReadWriteMany, or set `workers: 1`, which uses all processors of its node.",
     )
+    VOLUME_CLAIM_UNBOUND = (
+        "VolumeClaimUnbound",
+        "`Running=False`, `Prepared=False`",
+        "A claim that the pods mount has no volume yet; the message names the claims of the first pod.",
+        "`kubectl describe pvc` has the reason. Create its StorageClass, or delete the claim and set another "
+        "`storageClassName`.",
+    )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
         "`Running=False`, `Prepared=False`",
@@ -289,8 +296,9 @@ class Reason(StrEnum):
     MOVED_FOR_MAINTENANCE = (
         "MovedForMaintenance",
         "`Recovering=True`, `Running=False`, Event",
-        "A condition or taint of `platform.maintenance` announced that a node will go: the run saved a "
-        "checkpoint and moves to other nodes. It costs no restart of the budget.",
+        "A condition or taint of `platform.maintenance` announced that a node will go, or a device that the "
+        "run uses was tainted: the run saved a checkpoint and moves to other nodes. It costs no restart of "
+        "the budget.",
     )
     DOMAIN_CHANGED = (
         "DomainChanged",

@@ -108,7 +108,7 @@ class NodeMaintenance(ApiModel):
     """A node of the run whose planned maintenance was announced."""
 
     sign: str
-    """The condition or taint that announces it."""
+    """The condition or taint that announces it; of a device, with the device and the DeviceTaintRule."""
     time: str
     """When it was first seen, RFC 3339."""
     avoided_at: str | None = None

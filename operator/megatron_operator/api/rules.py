@@ -113,7 +113,7 @@ _SPEC = (
     rule(
         "spec",
         "recovery.elastic.minCount",
-        _MIN_COUNT <= _COUNT,
+        ~is_set("recovery.elastic.minCount") | (_MIN_COUNT <= _COUNT),
         "{} is above accelerator.count {}",
         "set at most the count",
         _MIN_COUNT,

@@ -12,12 +12,17 @@ class MemoryPerGpu(ApiModel):
     """Estimated bytes on the fullest GPU."""
 
     weights: int
+    """Weights that the layers compute with, with their FP8 copies."""
     gradients: int
+    """The gradient buffer."""
     optimizer: int
+    """Main weights and states of the optimizer."""
     activations: int
+    """The most that a step keeps besides: activations, or copies that the optimizer makes."""
     other: int
     """CUDA context, communicators and communication buffers; 0 for `cpu`."""
     total: int
+    """The sum of those above."""
     capacity: int | None = None
     """Memory of the accelerator in bytes; none for `cpu`."""
 
@@ -26,11 +31,15 @@ class Expected(ApiModel):
     """Estimated speed."""
 
     step_seconds: float
+    """Seconds of one iteration."""
     tokens_per_second_per_gpu: float
+    """Tokens of the batch by second and accelerator."""
     tokens_per_second_per_gpu_low: float | None = None
     """With the high one, where nine of ten measured runs of this kind would be."""
     tokens_per_second_per_gpu_high: float | None = None
+    """The upper end of that range."""
     tflops_per_gpu: float
+    """Model TFLOP/s of one accelerator: without those of recomputation."""
     mfu: float
     """Model FLOPs utilization: fraction of the accelerator's peak in the precision of the training."""
     bubble: float
@@ -66,34 +75,57 @@ class Plan(ApiModel):
     engine: str | None = None
     """`megatron`, Megatron Core's own loop, or `bridge`; not set in statuses of version 0.2 and before."""
     world_size: int
+    """Accelerators in use, one rank each."""
     nodes: int
     """Number of pods; each has a node to itself."""
     per_node: int
     """Ranks and accelerators of one pod."""
     tensor_model_parallel_size: int
+    """TP: ranks that share each layer."""
     pipeline_model_parallel_size: int
+    """PP: stages, ranks with different layers."""
     virtual_pipeline_model_parallel_size: int | None = None
+    """Virtual stages of each pipeline rank; none without interleaving."""
     context_parallel_size: int
+    """CP: ranks that share each sequence."""
     expert_model_parallel_size: int
+    """EP: ranks with different experts."""
     expert_tensor_parallel_size: int
+    """ETP: ranks that share each expert."""
     data_parallel_size: int
+    """DP: ranks with different samples."""
     expert_data_parallel_size: int
+    """Ranks with the same experts."""
     sequence_parallel: bool
+    """Whether TP ranks split norms and dropout by the sequence too."""
     decoder_first_pipeline_num_layers: int | None = None
+    """Layers of the first stage where it differs from those between."""
     decoder_last_pipeline_num_layers: int | None = None
+    """The same of the last stage."""
     account_for_embedding_in_pipeline_split: bool = False
+    """Whether the embedding counts as a layer of the first stage."""
     account_for_loss_in_pipeline_split: bool = False
+    """Whether the loss counts as a layer of the last stage."""
     pipeline_model_parallel_layout: str | None = None
+    """The layers of each stage in Megatron's form, where the layout needs it."""
     stage_layers: list[int]
     """Transformer layers of each pipeline stage."""
     use_distributed_optimizer: bool
+    """Whether each data-parallel rank holds a part of the optimizer's states."""
     overlap_grad_reduce: bool
+    """Whether gradients are reduced during the backward pass."""
     overlap_param_gather: bool
+    """Whether updated weights are gathered during the forward pass."""
     recompute_granularity: str | None = None
+    """`full`: whole layers are recomputed; `selective`: parts of them; none: nothing."""
     recompute_method: str | None = None
+    """`uniform` or `block`, where whole layers are recomputed."""
     recompute_num_layers: int | None = None
+    """Layers of a block of `uniform`, or of a stage that `block` recomputes."""
     recompute_modules: list[str] | None = None
+    """The parts that are recomputed with `selective`."""
     micro_batch_size: int
+    """Samples of one forward pass of a data-parallel rank."""
     global_batch_size: int
     """The final one, with a batch ramp-up."""
     gradient_accumulation: int
@@ -101,6 +133,7 @@ class Plan(ApiModel):
     train_iters: int | None = None
     """Iterations of the whole run; none with a batch ramp-up."""
     train_samples: int | None = None
+    """Samples of the whole run, where the recipe counts by them."""
     parameters: int | None = None
     """Exact and unpadded, as model cards count; none for a recipe of engine `bridge`."""
     parameters_padded: int | None = None

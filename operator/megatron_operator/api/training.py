@@ -90,7 +90,7 @@ class TrainingSpec(ApiModel):
     fp16: bool | None = None
     """FP16 parameters and activations."""
     fp8_format: Literal["hybrid", "e4m3"] | None = Field(default=None, alias="fp8Format")
-    """FP8 matrix products with Transformer Engine; requires Hopper or later and bf16."""
+    """FP8 matrix products with Transformer Engine; requires Ada, Hopper or later and bf16."""
     fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] | None = Field(
         default=None, alias="fp8Recipe"
     )

@@ -243,11 +243,28 @@ class ApiClient:
         finally:
             stream.close()
 
+    async def metadata(
+        self, resource: Resource, namespace: str | None, *, labels: str | None = None
+    ) -> list[Object]:
+        """As `find`; only the metadata of the objects is transferred."""
+        accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+        pages = self.pages(resource, namespace, labels=labels, accept=accept)
+        return [dict(item["metadata"]) async for page in pages for item in page]
+
     async def node_labels(self) -> list[dict[str, str]]:
         """Labels of all nodes; only their metadata is transferred."""
-        accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-        pages = self.pages(NODES, None, accept=accept)
-        return [node["metadata"].get("labels") or {} async for page in pages for node in page]
+        return [each.get("labels") or {} for each in await self.metadata(NODES, None)]
+
+    async def served(self, group: str) -> dict[str, frozenset[str]]:
+        """Plural names of an API group's resources by version; empty where the cluster does not have it."""
+        groups = (await self._request("GET", "/apis")).get("groups") or []
+        versions = (each["versions"] for each in groups if each["name"] == group)
+        names = [each["version"] for found in versions for each in found]
+        found = {each: await self._request("GET", f"/apis/{group}/{each}") for each in names}
+        return {
+            version: frozenset(each["name"] for each in answer.get("resources") or ())
+            for version, answer in found.items()
+        }
 
     async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
         """Server-side apply: fields that an earlier apply set and this one omits are removed."""
@@ -368,7 +385,7 @@ def _require_before_sending(fence: Fence) -> aiohttp.TraceConfig:
 
 
 def _plural(path: str) -> str:
-    """`pods` of `/api/v1/namespaces/default/pods/x`, `jobs` of `/apis/batch/v1/jobs`."""
+    """`pods` of `/api/v1/namespaces/default/pods/x`, `jobs` of `/apis/batch/v1/jobs`, `apis` of `/apis`."""
     parts = path.strip("/").split("/")
-    parts = parts[2 if parts[0] == "api" else 3 :]
+    parts = parts[2 if parts[0] == "api" else 3 :] or parts[:1]
     return parts[2] if parts[0] == "namespaces" and len(parts) > 2 else parts[0]

@@ -11,6 +11,7 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import ApiClient
 from megatron_operator.controller.cluster_reader import ClusterReader
+from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.controller.inherited_runs import InheritedRuns
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
@@ -60,15 +61,16 @@ class CapacityFinder:
         planning: Planning,
         watch: NodeWatch | None = None,
         caches: Caches | None = None,
+        devices: DeviceReader | None = None,
         *,
         allowed: bool,
     ) -> None:
         self._planning = planning
         self._allowed = allowed
-        self._cluster = ClusterReader(api)
+        self._cluster = ClusterReader(api, devices)
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
         self._again: dict[RecipeKey, tuple[tuple[object, ...], bool]] = {}
-        self._room = RoomFinder(watch)
+        self._room = RoomFinder(watch, devices)
         self._growths = Growths()
         self._inherited = InheritedRuns(caches)
         self._found: dict[RecipeKey, _Found] = {}

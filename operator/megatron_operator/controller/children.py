@@ -23,6 +23,7 @@ from megatron_operator.controller.api_client import (
     training_jobs,
 )
 from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.controller.first_runs import FirstRuns
 from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue
 from megatron_operator.lifecycle.children import (
@@ -84,9 +85,10 @@ class Children:
     A method that returns a Requeue has set the condition that explains the wait.
     """
 
-    def __init__(self, api: ApiClient, capacity: CapacityFinder) -> None:
+    def __init__(self, api: ApiClient, capacity: CapacityFinder, first_runs: FirstRuns) -> None:
         self._api = api
         self._capacity = capacity
+        self._first_runs = first_runs
 
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool, trained: bool = False
@@ -160,11 +162,22 @@ class Children:
     ) -> Obstacle | None:
         """Create a claim, or change the recipe's own to what it should be."""
         metadata = claim["metadata"]
-        existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
-        if existing is None:
-            if await create(self._api, CLAIMS, claim) is not None:
-                return None
+        existing = None
+        if not self._first_runs.is_first(status.key):
             existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
+        if existing is None:
+            refusal = None
+            try:
+                if await create(self._api, CLAIMS, claim) is not None:
+                    return None
+            except ApiError as error:
+                # A quota refuses also a claim that exists.
+                if not error.refused:
+                    raise
+                refusal = error
+            existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
+            if existing is None and refusal is not None:
+                raise refusal
             if existing is None:
                 return ending_claim(metadata["name"])
         if (obstacle := claim_obstacle(status, desired.manifests, existing)) is not None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from megatron_operator.api.errors import described
 from megatron_operator.controller.api_client import EXPECTED_ERRORS, NODES, PODS, ApiClient
+from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.lifecycle.capacity import ClusterUsage
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,9 @@ class ClusterReader:
     What `read` returns is never changed.
     """
 
-    def __init__(self, api: ApiClient) -> None:
+    def __init__(self, api: ApiClient, devices: DeviceReader | None = None) -> None:
         self._api = api
+        self._devices = devices
         self._lock = asyncio.Lock()
         self._cluster = ClusterUsage()
         self._read_at = 0.0
@@ -75,9 +77,10 @@ class ClusterReader:
     async def _list(self) -> None:
         self._begun += 1
         number, cluster = self._begun, ClusterUsage()
+        backed = {} if self._devices is None else await self._devices.backed()
         async for nodes in self._api.pages(NODES, None):
             for node in nodes:
-                cluster.add_node(node)
+                cluster.add_node(node, backed.get(node["metadata"]["name"]))
         active = "status.phase!=Succeeded,status.phase!=Failed"
         async for pods in self._api.pages(PODS, None, fields=active):
             for pod in pods:

@@ -6,6 +6,7 @@ import math
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,10 @@ def parse_platform(text: str, source: str) -> PlatformConfig:
     """Parse the platform file. Raises InvalidRecipeError with every field that is wrong."""
     try:
         content = yaml_documents.load(text)
+        if isinstance(content, Mapping) and "platform" in content:
+            message = "is a value of the chart, and this file has the content of it alone"
+            fix = "move what is below it to the top of the file"
+            raise InvalidRecipeError([FieldError(f"{PLATFORM_KEY}.platform", message, fix)])
         return platform_validation.parse_platform({} if content is None else content, PLATFORM_KEY)
     except yaml_documents.YamlError as error:
         raise InvalidRecipeError([FieldError(PLATFORM_KEY, str(error), f"correct it in {source}")]) from None

@@ -17,6 +17,8 @@ from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.cordoner import Cordoner
+from megatron_operator.controller.device_reader import DeviceReader
+from megatron_operator.controller.device_watch import DeviceWatch
 from megatron_operator.controller.kopf_storage import NoDiffBase, NoProgress
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_checker import NodeChecker
@@ -70,16 +72,18 @@ class Operator:
             settings, lambda key, patience: self.queue.add(key, 0, patience), self.api.clock.now
         )
         watch = NodeWatch(self.api, self._missed) if settings.node_discovery else None
+        device_watch = DeviceWatch(self.api, self.config, self._missed) if settings.node_discovery else None
+        devices = None if device_watch is None else DeviceReader(self.api, device_watch)
         nodes = NodeReader(self.api, watch, allowed=settings.node_discovery)
         self.caches = Caches(settings.job_kinds)
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.usage = UsageRecorder(self.api, self.caches, settings)
-        self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches, watch)
+        self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches, watch, devices)
         self._workers = PlanWorkers()
         self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0, URGENT))
         self._planner = asyncio.create_task(self._planning.start(), name="planner")
         capacity = CapacityFinder(
-            self.api, self._planning, watch, self.caches, allowed=settings.node_discovery
+            self.api, self._planning, watch, self.caches, devices, allowed=settings.node_discovery
         )
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)
@@ -89,7 +93,7 @@ class Operator:
             self.api,
             RecipePlanner(self._planning, self.config),
             self.snapshots,
-            Children(self.api, capacity),
+            Children(self.api, capacity, self.caches.first_runs),
             Stages(self.api, nodes, self.poller, self.snapshots.workloads),
             Supervisor(self.poller, capacity, cordoner),
             self.poller,
@@ -104,6 +108,7 @@ class Operator:
             asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
             asyncio.create_task(policies.run(), name="network-policies"),
             *([] if watch is None else [asyncio.create_task(watch.run(), name="nodes")]),
+            *([] if device_watch is None else [asyncio.create_task(device_watch.run(), name="devices")]),
             *([] if settings.watch_namespaces else [asyncio.create_task(checker.run(), name="node-checks")]),
             asyncio.create_task(self.usage.run(), name="usage"),
             asyncio.create_task(measure_loop_lag(), name="loop-lag"),
@@ -175,7 +180,7 @@ class Operator:
     def pod_event(self, body: dict[str, Any], gone: bool) -> None:
         """A pod of a recipe changed."""
         _update(self.caches.pods, body, gone=gone)
-        self.snapshots.cache_pod_end(_recipe_of(body), body)
+        self.snapshots.pod_ends.add(_recipe_of(body), body)
         failed = (body.get("status") or {}).get("phase") == "Failed"
         self.child_event(body, lost=gone or failed or "deletionTimestamp" in body["metadata"])
 

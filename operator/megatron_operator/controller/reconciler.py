@@ -373,7 +373,7 @@ class Reconciler:
             log.info("%s: %s: %s", status.key, event.reason, event.message)
         old, new = before.recovery or RecoveryStatus(), status.recovery
         if new.pods_as_of != old.pods_as_of or new.restarts != old.restarts:
-            self._snapshots.drop_pod_ends(status.key)
+            self._snapshots.pod_ends.drop(status.key)
 
     def _forget(self, key: RecipeKey) -> None:
         self._planner.forget(key)

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from megatron_operator.api.platform import Maintenance
+from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.capacity import (
     ClusterUsage,
@@ -41,10 +42,14 @@ class _Answer:
 
 
 class RoomFinder:
-    """The room of runs with nodes that announce maintenance. `watch` is None where nodes may not be read."""
+    """The room of runs with nodes that announce maintenance. `watch` is None where nodes may not be read.
 
-    def __init__(self, watch: NodeWatch | None) -> None:
+    `devices`: those that claims need besides the nodes' resources.
+    """
+
+    def __init__(self, watch: NodeWatch | None, devices: DeviceReader | None = None) -> None:
         self._watch = watch
+        self._devices = devices
         self._answers: dict[RecipeKey, _Answer] = {}
         self._moves = Moves()
 
@@ -103,13 +108,21 @@ class RoomFinder:
             template: Of the run's new pods.
             growing: Pods that other runs will have.
             rules: What announces maintenance.
+
+        Raises ApiError where claims are to be read and cannot be.
         """
         assert self._watch is not None, "the caller asks `concerns` first"
         announcing, moves = self._watch.announcing(rules), self._moves.decided
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
-        fits = await asyncio.to_thread(fitting_pods, cluster, template, own)
-        elsewhere = {name: count for name, count in fits.items() if name not in announcing}
+        fits: Mapping[str, int] = await asyncio.to_thread(fitting_pods, cluster, template, own)
+        if self._devices is not None:
+            fits = await self._devices.limited(status.key, snapshot.pods, fits)
+        leaving = frozenset(to_leave(status.recovery))
+        # A device that is tainted announces it for the runs that use it alone.
+        elsewhere = {
+            name: count for name, count in fits.items() if name not in announcing and name not in leaving
+        }
         # Pods that stay keep the new ones in their topology domain, and so do pods that are still ending.
         elsewhere = usable_by_gang(cluster, template, elsewhere, snapshot.placed_on)
         claimed = await asyncio.to_thread(
@@ -117,7 +130,6 @@ class RoomFinder:
         )
         pool = await asyncio.to_thread(places, cluster, template)
         free = sum(elsewhere.values()) - claimed - self._moves.of_others(status.key, status.now)
-        leaving = frozenset(to_leave(status.recovery))
         # Nodes that are tainted for their maintenance, or avoided, belong to the pool too.
         matching = {*pool, *leaving, *status.recovery.nodes_avoided}
         announced = {name: sign for name, sign in announcing.items() if name in fits}

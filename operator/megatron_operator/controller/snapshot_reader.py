@@ -7,12 +7,20 @@ from typing import Final
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
-from megatron_operator.controller.api_client import TRAINING_JOBS, ApiClient, ApiError, templates_of
+from megatron_operator.controller.api_client import (
+    BATCH_JOBS,
+    TRAINING_JOBS,
+    ApiClient,
+    ApiError,
+    templates_of,
+)
 from megatron_operator.controller.children import pods_of_role
+from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
+from megatron_operator.controller.pod_end_cache import PodEndCache
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
 from megatron_operator.controller.workload_reader import WorkloadReader
@@ -21,14 +29,17 @@ from megatron_operator.lifecycle.ended_pods import recorded_ends
 from megatron_operator.lifecycle.node_health import suspects
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Ownership, ownership
-from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
 from megatron_operator.lifecycle.snapshot import RunSnapshot, newest_by_place
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
-from megatron_operator.lifecycle.status_update import recorded_early_exit, replacement_pods
+from megatron_operator.lifecycle.status_update import (
+    recorded_early_exit,
+    replacement_pods,
+    uncounted_pods,
+)
 from megatron_operator.lifecycle.undisturbed import is_new, is_undisturbed
 from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
-from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
+from megatron_operator.manifests.job_backends import backend_of, node_rank
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 log = logging.getLogger(__name__)
@@ -72,33 +83,19 @@ class SnapshotReader:
         poller: ProgressPoller,
         caches: Caches,
         watch: NodeWatch | None = None,
+        devices: DeviceReader | None = None,
     ) -> None:
         self._api = api
         self._caches = caches
+        self._devices = devices
         self._nodes = nodes
         self._watch = watch
         self._poller = poller
         self._events = JobEvents(api)
         self.workloads = WorkloadReader(api)
-        self._ends: dict[RecipeKey, dict[str, PodEnd]] = {}
+        self.pod_ends = PodEndCache(None if devices is None else devices.eviction_cause)
         self._incomplete: dict[RecipeKey, int] = {}
         """Number of pods of the runs that lacked some when they were read last."""
-
-    def cache_pod_end(self, key: RecipeKey, pod: Object) -> None:
-        """Cache how a pod ended, if it has ended."""
-        job_name = backend_of_pod(pod).job_name(pod)
-        end = pod_end(pod, job_name) if job_name else None
-        if end is None:
-            return
-        known = self._ends.setdefault(key, {})
-        name = stable_name(pod)
-        # A deletion after the end adds nothing.
-        if end.exit_code is not None or name not in known:
-            known[name] = end
-
-    def drop_pod_ends(self, key: RecipeKey) -> None:
-        """Drop the cached ends of a run's pods, once they are recorded in its status."""
-        self._ends.pop(key, None)
 
     def job_created(self, key: RecipeKey) -> None:
         """A job without pods was created for this run."""
@@ -106,9 +103,11 @@ class SnapshotReader:
 
     def forget(self, key: RecipeKey) -> None:
         """Drop what is cached of a run."""
-        self.drop_pod_ends(key)
+        self.pod_ends.drop(key)
         self._incomplete.pop(key, None)
         self.workloads.forget(key)
+        if self._devices is not None:
+            self._devices.forget(key)
 
     async def read_job(self, status: StatusBuilder) -> Object | None:
         """The training job, of whichever handled kind it was created, without what `read` attaches to it.
@@ -158,6 +157,8 @@ class SnapshotReader:
             job = await self._with_templates(status, job)
         # After the job: where there is none, no pod of it can appear any more.
         trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
+        if self._devices is not None:
+            await self._devices.read(key, trainers)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
         if snapshot.job_phase is JobPhase.SUSPENDED:
@@ -165,6 +166,7 @@ class SnapshotReader:
             snapshot = replace(snapshot, held_back=held_back)
         if self._creation_stands_still(key, snapshot):
             snapshot = replace(snapshot, events=await self._warnings(key, snapshot.existing_job))
+        snapshot = await self._with_pods_of_deleted_jobs(status, snapshot)
         return await self._with_ends_from_events(status, snapshot)
 
     async def _warnings(self, key: RecipeKey, job: Object) -> tuple[Object, ...]:
@@ -210,6 +212,8 @@ class SnapshotReader:
         if pods is None:
             return None
         trainers = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_TRAINER]
+        if self._devices is not None and self._devices.unread(key, trainers):
+            return None
         snapshot = replace(self._snapshot(status, job, trainers), cached=True)
         if not is_undisturbed(status, snapshot) or self.workloads.is_due(status, snapshot):
             return None
@@ -222,7 +226,7 @@ class SnapshotReader:
         if len(current) < len(own):
             for pod in own:
                 if pod not in current:
-                    self.cache_pod_end(key, pod)
+                    self.pod_ends.add(key, pod)
         snapshot = RunSnapshot(
             now=status.now,
             job=job,
@@ -230,15 +234,41 @@ class SnapshotReader:
             leftover_pods=tuple(pod for pod in trainers if pod not in own),
             reading=self._poller.reading(key),
             silence=self._poller.silence(key),
-            ends=recorded_ends(status, job) | self._ends.get(key, {}),
+            ends=self.pod_ends.merged(key, recorded_ends(status, job), status.recovery.pods_as_of),
             left_early=recorded_early_exit(status, job),
         )
         if job is None:
             return snapshot
         if self._watch is None:  # What was recorded with it ends.
             return replace(snapshot, announcing={})
-        names = snapshot.placed_on | status.recovery.maintenance.keys()
-        return replace(snapshot, announcing=self._watch.of(key, names))
+        recorded = status.recovery.maintenance
+        nodes = self._watch.of(key, snapshot.placed_on | recorded.keys())
+        if self._devices is not None and nodes is not None:
+            tainted = self._devices.signs(key, snapshot.active_pods, recorded)
+            nodes |= {name: replace(nodes[name], devices=tainted[name]) for name in tainted.keys() & nodes}
+        return replace(snapshot, announcing=nodes)
+
+    async def _with_pods_of_deleted_jobs(self, status: StatusBuilder, snapshot: RunSnapshot) -> RunSnapshot:
+        """Add which new pods will be deleted with their batch Jobs, and are not to be counted.
+
+        A Job may replace a failed pod itself in the moment in which it is deleted for that, or later, where
+        its controller has not noticed the deletion: after an outage of the API server for example.
+        """
+        if snapshot.job_phase is not JobPhase.ACTIVE or snapshot.backend.REPLACES_PODS:
+            return snapshot
+        new = uncounted_pods(status.recovery, snapshot)
+        if not new:
+            return snapshot
+        labels = f"{snapshot.backend.LABEL_JOB_NAME}={snapshot.name}"
+        jobs = await self._api.metadata(BATCH_JOBS, status.key.namespace, labels=labels)
+        staying = {metadata["uid"] for metadata in jobs if "deletionTimestamp" not in metadata}
+        of_jobs = ((pod, snapshot.backend.replaced_with(pod)) for pod in new)
+        going = {
+            pod["metadata"]["uid"]
+            for pod, job in of_jobs
+            if job is not None and job["metadata"]["uid"] not in staying
+        }
+        return replace(snapshot, pods_of_deleted_jobs=frozenset(going))
 
     async def _with_ends_from_events(self, status: StatusBuilder, snapshot: RunSnapshot) -> RunSnapshot:
         """Add how pods ended that were replaced while the operator was not running."""

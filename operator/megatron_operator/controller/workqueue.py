@@ -27,9 +27,10 @@ COALESCE: Final = 0.1
 
 URGENT: Final = 0.0
 """Patience of a key whose recipe was edited, or whose run was disturbed."""
-NORMAL: Final = 5.0
-"""Patience of a key of which anything else has changed."""
-ROUTINE: Final = 30.0
+NORMAL: Final = 30.0
+"""Patience of a key of which anything else has changed. It is long, so that of many new recipes all have
+their jobs before the pods of the first ones are reported."""
+ROUTINE: Final = 60.0
 """Patience of a key of which nothing is known to have changed. One that is due again after a shorter time, as
 its reconcile has asked for, is as patient as that time is long."""
 

@@ -68,8 +68,8 @@ class ClusterUsage:
     waiting: dict[tuple[str, str], WaitingGang] = field(default_factory=dict)
     """Gangs of trainers that are not bound, by namespace and recipe."""
 
-    def add_node(self, node: Object) -> None:
-        """Add a node."""
+    def add_node(self, node: Object, backed: Mapping[str, str] | None = None) -> None:
+        """Add a node. `backed`: extended resources that only its devices have, as quantities."""
         metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
         # Thousands of nodes have the same labels.
         labels = {intern(key): intern(value) for key, value in (metadata.get("labels") or {}).items()}
@@ -78,7 +78,7 @@ class ClusterUsage:
                 "metadata": {"name": metadata["name"], "labels": labels},
                 "spec": {name: spec[name] for name in ("unschedulable", "taints") if name in spec},
                 "status": {
-                    "allocatable": status.get("allocatable") or {},
+                    "allocatable": _with_backed(status.get("allocatable") or {}, backed),
                     "conditions": [ready_condition(node)],
                 },
             }
@@ -298,6 +298,14 @@ def _add(total: Amounts, more: Amounts) -> None:
 
 def _allocatable(node: Object) -> Amounts:
     return _amounts((node.get("status") or {}).get("allocatable") or {})
+
+
+def _with_backed(allocatable: Mapping[str, str], backed: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The scheduler counts the devices of a node that does not have the resource itself."""
+    missing = {
+        name: amount for name, amount in (backed or {}).items() if allocatable.get(name) in (None, "0")
+    }
+    return {**allocatable, **missing} if missing else allocatable
 
 
 def _count(allocatable: Amounts, used: Amounts, requested: Amounts) -> int:

@@ -1,7 +1,8 @@
 """Planned maintenance: a run that trains on a node that will go moves before it does, with a checkpoint.
 
-A node announces it by a condition or taint of `platform.maintenance`. For each announcement a run moves at
-most once, and only if all of its pods have room on nodes without one; otherwise it trains on.
+A node announces it by a condition or taint of `platform.maintenance`, or a device that the run uses by a
+taint of its own. For each announcement a run moves at most once, and only if all of its pods have room on
+nodes without one; otherwise it trains on.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,6 +12,7 @@ from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
+from megatron_operator.lifecycle.device_taints import one_text
 from megatron_operator.lifecycle.node_health import HOUR, cap, node_sign
 from megatron_operator.lifecycle.node_state import NodeStatus, node_of
 from megatron_operator.lifecycle.object_metadata import Object
@@ -24,9 +26,11 @@ NAMED: Final = 3
 
 
 def maintenance_sign(node: NodeStatus, rules: Maintenance) -> str | None:
-    """The condition or taint that announces maintenance of a node; None if nothing does."""
+    """The condition or taint that announces maintenance of a node or its devices; None if nothing does."""
     found = node_sign(node, rules.conditions, rules.taints)
-    return None if found is None else found[1]
+    if found is not None:
+        return found[1]
+    return one_text(node.devices) if node.devices and rules.device_taints else None
 
 
 def judge_maintenance(

@@ -39,6 +39,8 @@ class NodeStatus:
     """Its conditions but Ready, as `Type=Status`."""
     taints: frozenset[str] = frozenset()
     """Keys of its taints."""
+    devices: frozenset[str] = frozenset()
+    """A text for each device of it that is tainted and that the run uses, or did before it moved."""
 
 
 def with_signs(status: NodeStatus, node: Mapping[str, Any]) -> NodeStatus:

@@ -25,6 +25,8 @@ _GATED: Final = (
     f"still has the scheduling gate {gang_scheduling.GATE}: the chart's MutatingAdmissionPolicy, which "
     "assigns pods to their PodGroup, is missing or without effect"
 )
+_UNBOUND: Final = "unbound immediate PersistentVolumeClaims"
+"""Part of the scheduler's message, which names no claim."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -59,6 +61,10 @@ def diagnose(
     if unscheduled:
         pod, message = unscheduled[0]
         count = "1 pod has" if len(unscheduled) == 1 else f"{len(unscheduled)} pods have"
+        if _UNBOUND in message and (claims := _claims(pod)):
+            read = f"kubectl describe pvc {' '.join(claims)}"
+            text = f"{count} no node: claim {' or '.join(claims)} is not bound; {read} has the reason"
+            return Diagnosis(Reason.VOLUME_CLAIM_UNBOUND, text)
         shared = "".join(f"; all pods must share {key}" for key in required_keys(pod.get("spec") or {}))
         return Diagnosis(
             Reason.UNSCHEDULABLE, f"{count} no node{shared}; {short_name(pod, job_name)}: {message}"
@@ -76,6 +82,15 @@ def _waiting(pod: dict[str, Any]) -> list[dict[str, Any]]:
     status = pod.get("status") or {}
     states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return [state["state"]["waiting"] for state in states if (state.get("state") or {}).get("waiting")]
+
+
+def _claims(pod: dict[str, Any]) -> list[str]:
+    """The claims that a pod mounts."""
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    claims = (
+        each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each
+    )
+    return list(dict.fromkeys(claims))
 
 
 def _unschedulable(pod: dict[str, Any]) -> str | None:

@@ -15,13 +15,15 @@ from megatron_operator.manifests.job_backends import stable_name
 from megatron_operator.manifests.jobset import FINAL_EXIT_CODES
 
 DELETED: Final = "Deleted"
+DEVICE_TAINTED: Final = "DeletionByDeviceTaintManager"
+"""A device of Dynamic Resource Allocation was tainted. The scheduler allocates others to the pod that
+replaces this one."""
 VOLUNTARY_DISRUPTIONS: Final = frozenset(
     {
         "PreemptionByScheduler",
         "EvictionByEvictionAPI",
         "TerminationByKubelet",
-        # A DRA device was tainted. The scheduler allocates others to the pod that replaces this one.
-        "DeletionByDeviceTaintManager",
+        DEVICE_TAINTED,
     }
 )
 """Reasons of the condition DisruptionTarget."""

@@ -53,6 +53,8 @@ class RunSnapshot:
     delivered them; None: not known."""
     held_back: str | None = None
     """Why Kueue does not admit the job, empty where it gives no reason; None: not read."""
+    pods_of_deleted_jobs: frozenset[str] = frozenset()
+    """UIDs of new pods whose batch Job is gone or being deleted, so that they are about to be deleted too."""
     left_early: str | None = None
     """Why the job was found not to be complete although it has succeeded, when its pods still showed it."""
     cached: bool = False
@@ -134,8 +136,8 @@ class RunSnapshot:
 
     @cached_property
     def active_pods(self) -> tuple[Object, ...]:
-        """Pods that are not being deleted."""
-        return tuple(pod for pod in self.pods if not is_deleting(pod))
+        """Pods that are not being deleted, alone or with their Jobs."""
+        return tuple(pod for pod in self.pods if not self._is_leaving(pod))
 
     @cached_property
     def placed_on(self) -> frozenset[str]:
@@ -145,7 +147,8 @@ class RunSnapshot:
     @cached_property
     def pod_views(self) -> tuple[PodView, ...]:
         """The pods as the recovery policy sees them."""
-        return tuple(pod_view(pod, self.nodes.get(node_of(pod) or ""), self.now) for pod in self.pods)
+        views = [(pod, pod_view(pod, self.nodes.get(node_of(pod) or ""), self.now)) for pod in self.pods]
+        return tuple(replace(v, deleting=True) if self._is_leaving(pod) else v for pod, v in views)
 
     @cached_property
     def unscheduled_pods(self) -> tuple[Object, ...]:
@@ -267,6 +270,9 @@ class RunSnapshot:
     def abandoned_pods(self) -> tuple[Object, ...]:
         """Trainer pods of this or an earlier job that only a forced deletion ends."""
         return abandoned_pods(self.deleting_pods, self.nodes, self.now)
+
+    def _is_leaving(self, pod: Object) -> bool:
+        return is_deleting(pod) or pod["metadata"]["uid"] in self.pods_of_deleted_jobs
 
     def pods_named(self, names: Collection[str]) -> tuple[Object, ...]:
         """The pods with these names."""

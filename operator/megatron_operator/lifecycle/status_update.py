@@ -1,5 +1,6 @@
 """From a snapshot of a running job to the status: replaced pods, obstacles, progress, the end of the run."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from megatron_contract.progress import ProgressReport
@@ -105,17 +106,34 @@ def _set_queued(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     status.set_condition(Condition.RUNNING, False, Reason.QUEUED, message)
 
 
+def uncounted_pods(recovery: RecoveryStatus, snapshot: RunSnapshot) -> tuple[Object, ...]:
+    """Pods that are about to be counted: a gang that is complete for the first time, or replacements.
+
+    All pods of the gang where some were replaced in the second in which the others were created: the API
+    server's times are whole seconds.
+    """
+    active, complete = snapshot.active_pods, snapshot.gang_hash is not None
+    if recovery.pods_as_of is None:
+        return active if complete and not _pods_to_restart(recovery, active) else ()
+    new = tuple(pod for pod in active if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of)
+    same_second = complete and recovery.gang not in (None, snapshot.gang_hash)
+    return active if same_second and not new else new
+
+
 def replacement_pods(recovery: RecoveryStatus, snapshot: RunSnapshot) -> tuple[Object, ...]:
     """Pods that replaced others: created after every pod of the gang that was last complete."""
-    active = snapshot.active_pods
     if recovery.pods_as_of is None:
         return ()
-    new = tuple(pod for pod in active if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of)
-    if not new and snapshot.gang_hash is not None and recovery.gang not in (None, snapshot.gang_hash):
-        # Replaced in the second in which the others were created; the API server's times are whole seconds.
-        known = tuple(pod for pod in active if stable_name(pod) in snapshot.ends)
-        return known[:1] or active[-1:]
+    new = uncounted_pods(recovery, snapshot)
+    if new and new[0]["metadata"]["creationTimestamp"] <= recovery.pods_as_of:
+        known = tuple(pod for pod in new if stable_name(pod) in snapshot.ends)
+        return known[:1] or new[-1:]
     return new
+
+
+def _pods_to_restart(recovery: RecoveryStatus, pods: Iterable[Object]) -> list[Object]:
+    """Of these pods those that are still to be deleted because the gang is being restarted."""
+    return [pod for pod in pods if pod["metadata"]["creationTimestamp"] <= (recovery.restart_before or "")]
 
 
 def _add_evidence(status: StatusBuilder, snapshot: RunSnapshot) -> None:
@@ -134,8 +152,7 @@ def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: i
         return
     newest = max(pod["metadata"]["creationTimestamp"] for pod in active)
     if recovery.pods_as_of is None:
-        old = [p for p in active if p["metadata"]["creationTimestamp"] <= (recovery.restart_before or "")]
-        if gang is not None and not old:
+        if uncounted_pods(recovery, snapshot):
             status.set_recovery(pods_as_of=newest, gang=gang)
         return
     new = replacement_pods(recovery, snapshot)

@@ -73,6 +73,12 @@ def test_every_field_of_the_spec_is_described() -> None:
     assert undescribed == []
 
 
+def test_every_field_of_the_plan_is_described() -> None:
+    plan = schema()["properties"]["status"]["properties"]["plan"]
+    undescribed = [path for path, node in nodes(plan) if "description" not in node and "[]" not in path]
+    assert undescribed == []
+
+
 def test_a_status_that_nobody_has_written_is_of_no_generation() -> None:
     """So that kstatus calls a recipe current only after the operator has read it."""
     assert schema()["properties"]["status"]["default"] == {"observedGeneration": -1}

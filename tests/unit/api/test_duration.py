@@ -50,6 +50,13 @@ def test_the_limit_of_a_step_has_the_same_bounds(written: str) -> None:
         recovery(hangTimeout=written)
 
 
+def test_off_without_quotes_is_answered_with_quotes() -> None:
+    with pytest.raises(
+        InvalidRecipeError, match='write auto, "off" in quotes, without which YAML reads false'
+    ):
+        recovery(hangTimeout=False)
+
+
 @pytest.mark.parametrize(
     ("written", "kept"),
     [("auto", "auto"), ("off", "off"), ("600s", "600s"), ("10m", "600s"), ("1h0m0s", "3600s")],

@@ -64,6 +64,18 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ("training", "tensorModelParallelSize", "set spec.parallelism.tensorModelParallelSize"),
         ("training", "seq_length", "did you mean `seqLength`?"),
         ("training", "globalbatchsize", "did you mean `globalBatchSize`?"),
+        *(
+            (
+                section,
+                "num_train_epochs",
+                "set spec.training.trainIters: epochs x samples / globalBatchSize (data.maxEpochs is only a"
+                " limit)",
+            )
+            for section in ("training", "data")
+        ),
+        ("checkpoint", "save_total_limit", "set spec.checkpoint.keep"),
+        ("training", "save_total_limit", "set spec.checkpoint.keep"),
+        ("peft", "lora_r", "set spec.peft.dim"),
         ("peft", "rank", "set spec.peft.dim"),
         ("training", "rank", "set spec.peft.dim"),
         ("data", "tokenizr", "did you mean `tokenizer`?"),

@@ -25,6 +25,11 @@ def test_the_smallest_recipe_breaks_no_rule() -> None:
     assert parse_spec(SMALLEST).accelerator.count == 8
 
 
+def test_a_count_of_zero_breaks_no_rule_of_a_field_that_is_not_set() -> None:
+    """The API server evaluates the rules of an object that its schema refuses too."""
+    assert rule_errors(SMALLEST | {"accelerator": {"count": 0}}) == []
+
+
 def test_a_null_field_is_not_set_as_for_the_api_server() -> None:
     assert rule_errors(SMALLEST | {"recipe": None})[0].field == "spec.recipe"
 

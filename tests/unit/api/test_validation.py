@@ -24,7 +24,7 @@ def messages(spec: dict[str, Any]) -> list[str]:
     ("section", "value", "path", "message"),
     [
         ("accelerator", {"count": "8"}, ".count", "'8' is not an integer; set 8, without quotes"),
-        ("accelerator", {"count": True}, ".count", "True is not an integer; set an integer"),
+        ("accelerator", {"count": True}, ".count", "true is not an integer; set an integer"),
         ("accelerator", {}, ".count", "is required; set the number of accelerators of the whole run"),
         ("training", {"trainIters": 1e6}, ".trainIters", "1000000.0 is not an integer; set 1000000"),
         ("training", {"lr": "3e-4"}, ".lr", "'3e-4' is not a number; set 0.0003, without quotes"),

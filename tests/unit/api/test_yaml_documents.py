@@ -57,7 +57,7 @@ def test_a_key_may_override_a_merged_one() -> None:
         "tag of a Python object": ("!!python/object:os.system x", "unsupported tag"),
         "tag with an invalid value": ("a: !!timestamp 2020-99-99", "unsupported tag"),
         "key that is a number": ("1: a", "the key 1 is not a string; write it in quotes"),
-        "key that is a boolean": ("on: a", "the key True is not a string"),
+        "key that is a boolean": ("on: a", "the key true is not a string"),
         "key that is a list": ("{[a]: b}", "unhashable key"),
         "unknown alias": ("a: *b", "undefined alias"),
         "NUL": ("a\0b", "not allowed"),

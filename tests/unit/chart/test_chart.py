@@ -290,7 +290,7 @@ def test_images_may_be_named_by_digest(render: Any) -> None:
             "/platform/accelerators/h100/platform",
         ),
         ({"platform": {"checkpoint": {"size": "2 TB"}}}, "/platform/checkpoint/size"),
-        ({"catalog": {"own.json": ""}}, "own.json"),
+        ({"catalog": {"own.json": ""}}, "at '/catalog': additional properties 'own.json' not allowed"),
         ({"metrics": {"port": 80}}, "/metrics/port"),
         ({"networkPolicy": {"apiServer": {"ports": []}}}, "/networkPolicy/apiServer/ports"),
         ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/networkPolicy/apiServer/cidrs/0"),

@@ -67,9 +67,11 @@ def test_a_namespaced_release_monitors_its_namespaces_alone(render: Any) -> None
     assert of_kind(objects, "PodMonitor")["namespaceSelector"] == {"matchNames": ["research"]}
 
 
-def test_monitors_without_metrics_are_refused(render: Any) -> None:
+@pytest.mark.parametrize("option", ["monitors", "rules"])
+def test_objects_that_need_metrics_are_refused_without_them(option: str, render: Any) -> None:
+    """Without metrics MegatronOperatorDown, the absence of a series, fires and never ends."""
     with pytest.raises(ValueError, match="enabled"):
-        render({"metrics": {"prometheusOperator": {"monitors": True}}})
+        render({"metrics": {"prometheusOperator": {option: True}}})
 
 
 def test_the_rule_object_has_the_alerts_of_the_file(render: Any) -> None:

@@ -115,6 +115,24 @@ def test_rights_on_priority_classes_need_the_option_and_a_cluster_wide_release(r
     assert resource not in granted(render({**with_class, "watchNamespaces": ["research"]}))
 
 
+@pytest.mark.parametrize(
+    ("values", "granted_any"),
+    [
+        ({}, True),
+        ({"platform": {"maintenance": {"taints": []}}}, True),
+        ({"platform": {"maintenance": {"deviceTaints": False}}}, False),
+        ({"nodeDiscovery": False}, False),
+        ({"watchNamespaces": ["research"]}, False),
+    ],
+)
+def test_rights_on_devices_need_the_discovery_of_nodes_and_the_option(
+    render: Any, values: dict[str, Any], granted_any: bool
+) -> None:
+    rights = {name: verbs for name, verbs in granted(render(values)).items() if "resource.k8s.io" in name}
+    assert bool(rights) == granted_any
+    assert not {"create", "update", "patch", "delete"} & set().union(*rights.values())
+
+
 def test_a_namespaced_release_has_no_other_rights(render: Any) -> None:
     page = justified()
     rights = granted(render({"watchNamespaces": ["research"]}))

@@ -139,6 +139,7 @@ def test_only_webhooks_of_queues_and_of_the_kinds_of_job_that_kueue_manages_are_
         webhook("kueue.x-k8s.io", "workloads"),
         webhook("kubeflow.org", "pytorchjobs"),
         webhook("jobset.x-k8s.io", "jobsets"),
+        webhook("ray.io", "rayjobs"),
         webhook("", "pods"),
     ]
     document = {"metadata": {"name": "mutating-webhook-configuration"}, "webhooks": all_of_them}
@@ -147,6 +148,7 @@ def test_only_webhooks_of_queues_and_of_the_kinds_of_job_that_kueue_manages_are_
     assert [each["clientConfig"]["url"] for each in made["webhooks"]] == [
         "https://127.0.0.1:1/mutate-workloads",
         "https://127.0.0.1:1/mutate-pytorchjobs",
+        "https://127.0.0.1:1/mutate-jobsets",
     ]
 
 

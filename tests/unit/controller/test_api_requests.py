@@ -66,3 +66,29 @@ async def test_a_request_without_an_answer_is_named(monkeypatch: pytest.MonkeyPa
     await connection.close()
     silent.close()
     await silent.wait_closed()
+
+
+async def test_a_group_that_is_not_served_costs_one_request_which_counts(
+    api: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = count("GET", "apis", "404")
+    with pytest.raises(ApiError):
+        await api.served("resource.k8s.io")
+    assert count("GET", "apis", "404") == before + 1
+    versions = [{"version": "v1"}, {"version": "v1beta2"}]
+    answers = {
+        "/apis": {"groups": [{"name": "resource.k8s.io", "versions": versions}]},
+        "/apis/resource.k8s.io/v1": {"resources": [{"name": "resourceslices"}]},
+        "/apis/resource.k8s.io/v1beta2": {},
+    }
+    asked: list[str] = []
+
+    async def request(_method: str, path: str) -> object:
+        asked.append(path)
+        return answers[path]
+
+    monkeypatch.setattr(api, "_request", request)
+    assert await api.served("absent.example.com") == {}
+    assert asked == ["/apis"]
+    served = await api.served("resource.k8s.io")
+    assert served == {"v1": {"resourceslices"}, "v1beta2": frozenset()}

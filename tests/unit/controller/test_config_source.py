@@ -27,9 +27,14 @@ def test_an_empty_file_is_an_empty_platform() -> None:
         ("accelerators: [", "platform.yaml: invalid YAML in line 2"),
         ("acceleratorz: {}", "platform.yaml.acceleratorz: unknown field; did you mean `accelerators`?"),
         ("accelerators: {h100: {perNode: 0}}", "platform.yaml.accelerators.h100.perNode: 0 is below 1"),
+        (
+            "platform: {queue: a}",
+            "platform.yaml.platform: is a value of the chart, and this file has the content of it alone; "
+            "move what is below it to the top of the file",
+        ),
         ("queue: a\nqueue: b", "platform.yaml: invalid YAML in line 2: duplicate key 'queue'"),
         ("[" * 100_000, "platform.yaml: invalid YAML in line 1: more than"),
-        ("false", "platform.yaml: False is not an object"),
+        ("false", "platform.yaml: false is not an object"),
         ("- a\n- list", "platform.yaml: ['a', 'list'] is not an object"),
     ],
 )

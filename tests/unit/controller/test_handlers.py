@@ -14,6 +14,7 @@ from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.controller.api_client import PAGE
 from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
 from megatron_operator.controller.object_cache import Caches
+from megatron_operator.controller.pod_end_cache import PodEndCache
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.workqueue import COALESCE, NORMAL, URGENT
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -53,13 +54,6 @@ class Planning:
 
     def recipe_changed(self, key: RecipeKey) -> None:
         self.changed.append(key)
-
-
-class Snapshots:
-    """Keeps no end of a pod."""
-
-    def cache_pod_end(self, *_: object) -> None:
-        """Nothing is read of it."""
 
 
 @pytest.fixture
@@ -107,7 +101,7 @@ def test_a_pod_that_a_run_loses_is_more_urgent_than_its_other_events(
 ) -> None:
     operator.recipe_event(recipe(Phase.STARTING), gone=False)
     operator.queue.added.clear()
-    operator.snapshots = Snapshots()
+    operator.snapshots = SimpleNamespace(pod_ends=PodEndCache())
     pod = {"metadata": JOB["metadata"] | deleting, "status": {"phase": phase}}
     operator.pod_event(JOB | pod, gone=gone)
     assert operator.queue.added == [(RecipeKey("default", "run"), START_COALESCE, patience)]

@@ -27,7 +27,7 @@ def fail(run: Run, number: int) -> str:
     pod = run.cluster.pods[number]
     assert pod.node is not None
     run.cluster.fail(pod, 138, "CUDA error")
-    run.operator._snapshots.cache_pod_end(KEY, run.api.pod(pod))
+    run.operator._snapshots.pod_ends.add(KEY, run.api.pod(pod))
     return pod.node
 
 

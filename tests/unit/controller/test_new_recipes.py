@@ -77,9 +77,41 @@ def test_a_new_recipe_starts_without_being_read(run: Run, monkeypatch: pytest.Mo
     run.operator.reconcile()
     assert run.cluster.job is not None
     assert run.status["phase"] == "Starting"
-    assert reads == ["persistentvolumeclaims"]
+    assert reads == []
     assert owners(run) == []
     run.until(run.trains)
+
+
+def test_a_claim_that_another_recipe_left_is_used_although_a_quota_refuses_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The API server asks quotas before it finds that the claim exists."""
+    before = new_run()
+    before.until(before.trains)
+    left = before.api.claims[CHECKPOINTS]
+    before.operator.close()
+    run = new_run()
+    run.api.claims[CHECKPOINTS] = left
+    create = run.api.create
+
+    async def refuse(resource: Any, body: dict[str, Any]) -> Any:
+        if resource is CLAIMS:
+            raise ApiError(403, "Forbidden", "persistentvolumeclaims is forbidden: exceeded quota")
+        return await create(resource, body)
+
+    monkeypatch.setattr(run.api, "create", refuse)
+    run.until(run.trains)
+    run.operator.close()
+
+
+def test_a_claim_that_a_quota_refuses_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_resource: Any, _body: dict[str, Any]) -> Any:
+        raise ApiError(403, "Forbidden", "persistentvolumeclaims is forbidden: exceeded quota")
+
+    monkeypatch.setattr(run.api, "create", refuse)
+    run.operator.reconcile()
+    assert run.condition("Running")["reason"] == "QuotaExceeded"
+    assert run.cluster.job is None
 
 
 @pytest.mark.parametrize("listed", [[KEY], None], ids=["had a run", "not listed"])
@@ -109,7 +141,7 @@ def test_a_recipe_is_not_read_while_its_plan_is_made(monkeypatch: pytest.MonkeyP
         assert run.cluster.job is None
         run.operator.reconcile()
     assert run.cluster.job is not None
-    assert reads == ["persistentvolumeclaims"]
+    assert reads == []
     run.operator.close()
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller import node_watch
+from megatron_operator.controller import collection_watch
 from megatron_operator.controller.node_reader import FRESH, NodeReader
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
@@ -144,8 +144,8 @@ def test_nodes_for_which_a_pod_could_be_deleted_by_force_are_read() -> None:
 
 def test_nodes_are_read_while_the_watch_is_silent_or_has_no_list(monkeypatch: Any) -> None:
     reader, watch, api = watched(node("a", "True"))
-    late = time.monotonic() + node_watch.LONGEST_SILENCE
-    monkeypatch.setattr(node_watch.time, "monotonic", lambda: late)
+    late = time.monotonic() + collection_watch.LONGEST_SILENCE
+    monkeypatch.setattr(collection_watch.time, "monotonic", lambda: late)
     states(reader, [deleting("a")], "a")
     assert len(api.requests) == 1
     watch.handle({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "3"}}})

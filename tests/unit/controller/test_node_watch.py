@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 from megatron_operator.api.platform import Maintenance
-from megatron_operator.controller import node_watch
+from megatron_operator.controller import collection_watch
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -56,7 +56,7 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_watch, "PAUSE", 0.0)
+    monkeypatch.setattr(collection_watch, "PAUSE", 0.0)
 
 
 def watched(*streams: list[dict[str, Any] | Exception]) -> tuple[NodeWatch, Nodes, list[RecipeKey]]:
@@ -108,8 +108,8 @@ def test_a_refused_watch_goes_on_without_another_list_and_ever_less_often(
         pauses.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(node_watch, "PAUSE", 5.0)
-    monkeypatch.setattr(node_watch.asyncio, "sleep", paused)
+    monkeypatch.setattr(collection_watch, "PAUSE", 5.0)
+    monkeypatch.setattr(collection_watch.asyncio, "sleep", paused)
     refused = [ApiError(status, "Refused", "not now")]
     _, api, _ = watched(refused, refused, [event("MODIFIED", node("a", 6))], refused)
     assert (api.lists, api.watched_from) == (1, ["5", "5", "5", "6", "6"])

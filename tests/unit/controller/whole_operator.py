@@ -15,7 +15,13 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recovery_status import RecoveryStatus
-from megatron_operator.controller import cluster_reader, node_reader, node_watch, room_finder, supervisor
+from megatron_operator.controller import (
+    cluster_reader,
+    collection_watch,
+    node_reader,
+    room_finder,
+    supervisor,
+)
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
@@ -177,7 +183,7 @@ class WholeOperator:
         clock: Any = SimpleNamespace(monotonic=lambda: api.cluster.now)
         self._patches: list[Any] = [
             patch.object(node_reader, "time", clock),
-            patch.object(node_watch, "time", clock),
+            patch.object(collection_watch, "time", clock),
             patch.object(cluster_reader, "time", clock),
             patch.object(room_finder, "time", clock),
             patch.object(supervisor, "decide", self._decide),
@@ -205,7 +211,7 @@ class WholeOperator:
             api,
             RecipePlanner(planning, config),
             self._snapshots,
-            Children(api, capacity),
+            Children(api, capacity, self.caches.first_runs),
             Stages(api, nodes, poller, self._snapshots.workloads),
             Supervisor(poller, capacity, Cordoner(api, config)),
             poller,
@@ -277,7 +283,7 @@ class WholeOperator:
         cluster = self.api.cluster
         self._deliver()
         for pod in cluster.pods:
-            self._snapshots.cache_pod_end(KEY, self.api.pod(pod))
+            self._snapshots.pod_ends.add(KEY, self.api.pod(pod))
         if self.reachable and cluster.alive():
             self._progress.poll()
         deleting = any(pod.deleted_at is not None for pod in cluster.pods)

@@ -65,6 +65,23 @@ def test_the_level_that_pods_without_a_node_must_share_is_named() -> None:
     )
 
 
+def test_a_claim_without_a_volume_is_named() -> None:
+    message = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+    body = pod("worker-0", unschedulable=message)
+    claims = ("run-checkpoints", "run-data")
+    body["spec"] = {
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            *({"name": each, "persistentVolumeClaim": {"claimName": each}} for each in claims),
+        ]
+    }
+    assert diagnose([body], [], "run") == Diagnosis(
+        Reason.VOLUME_CLAIM_UNBOUND,
+        "1 pod has no node: claim run-checkpoints or run-data is not bound; "
+        "kubectl describe pvc run-checkpoints run-data has the reason",
+    )
+
+
 def test_all_pods_without_a_node_are_counted() -> None:
     pods = [pod(f"worker-{index}", unschedulable="0/2 nodes") for index in range(3)]
     assert diagnose(pods, [], "run") == Diagnosis(
