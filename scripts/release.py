@@ -66,13 +66,23 @@ def bill_of_materials(image: str, version: str, lock: str, committed: int) -> di
     }
 
 
+def check_tag(tag: str, version: str) -> None:
+    """Raise ReleaseError for a tag of another version than that of VERSION, or of a development version.
+
+    A commit without a tag, which is `""`, is of any version.
+    """
+    if tag not in ("", f"v{version}"):
+        raise ReleaseError(f"VERSION is {version}, the tag {tag}; set the version by make set-version")
+    if tag and version.endswith("-dev"):
+        raise ReleaseError(f"{version} is no release; delete the tag {tag}, and see CONTRIBUTING.md")
+
+
 def build(target: Path, helm: str, *, dirty: bool) -> list[Path]:
     """Build all files into an empty `target`; returns them. Raises ReleaseError."""
     version = (ROOT / "VERSION").read_text().strip()
     if not dirty and _git("status", "--porcelain"):
         raise ReleaseError("the checkout has changes that are not committed; commit them, or give --dirty")
-    if _git("tag", "--points-at", "HEAD") not in ("", f"v{version}"):
-        raise ReleaseError(f"VERSION is {version}, the tag {_git('tag', '--points-at', 'HEAD')}")
+    check_tag(_git("tag", "--points-at", "HEAD"), version)
     committed = int(_git("log", "-1", "--format=%ct"))
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -103,6 +113,15 @@ def _run(*command: str) -> None:
         raise ReleaseError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
 
 
+def _checked(tag: str) -> int:
+    try:
+        check_tag(tag, (ROOT / "VERSION").read_text().strip())
+    except ReleaseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -111,7 +130,10 @@ def main() -> int:
     parser.add_argument("--target", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
     parser.add_argument("--helm", default=found, help="default: that of PATH, or of the local cluster")
     parser.add_argument("--dirty", action="store_true", help="also with changes that are not committed")
+    parser.add_argument("--check-tag", metavar="TAG", help="only check that a tag is that of VERSION")
     options = parser.parse_args()
+    if options.check_tag is not None:
+        return _checked(options.check_tag)
     if options.helm is None:
         parser.error(
             "there is no helm on PATH; install it, or build the local cluster's with make cluster-up"

@@ -1,6 +1,7 @@
 """A run as the API server holds it, built in memory, and an API server within the process."""
 
 import itertools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,34 @@ def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
     return path
 
 
+def logging_settings() -> dict[str, tuple[object, ...]]:
+    """What decides whether this project's records are logged: by the name of each logger, and "" for all.
+
+    Loggers of libraries are their own: uvicorn sets the levels of its when a server is made.
+    """
+    root = logging.root
+    loggers = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    return {
+        "": (root.manager.disable, root.level, *root.handlers),
+        **{
+            each.name: (each.level, each.propagate, each.disabled)
+            for each in loggers
+            if each.name.startswith("megatron_")
+        },
+    }
+
+
 @pytest.fixture(autouse=True)
-def output_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def unchanged_logging() -> Iterator[None]:
+    """Fail a test that leaves logging changed: the next of its process would find no warning in `caplog`."""
+    before = logging_settings()
+    yield
+    after = logging_settings()
+    # Loggers are also created by tests, by what these import.
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.fixture(autouse=True)
+def output_of_any_width(unchanged_logging: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """Lines are not broken for a terminal, whose width xdist's workers have in $COLUMNS."""
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -2,14 +2,20 @@
 
 import importlib.metadata
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from scripts import set_version
+from testkit import last_release
+
 ROOT = Path(__file__).parents[2]
 VERSION = (ROOT / "VERSION").read_text().strip()
+IN_PACKAGES = VERSION.replace("-dev", ".dev0")
+"""As PEP 440 normalizes it."""
 
 PROJECTS = {
     "megatron-operator": ROOT,
@@ -20,7 +26,7 @@ PROJECTS = {
 
 
 def test_version_is_a_semantic_version() -> None:
-    assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
+    assert re.fullmatch(r"\d+\.\d+\.\d+(-dev)?", VERSION)
 
 
 @pytest.mark.parametrize("name", PROJECTS)
@@ -35,7 +41,7 @@ def test_packages_read_the_version_and_declare_the_license(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["megatron-operator", "megatron-contract", "megatron-local-cluster"])
 def test_installed_packages_have_the_version(name: str) -> None:
-    assert importlib.metadata.version(name) == VERSION, "run `make setup`"
+    assert importlib.metadata.version(name) == IN_PACKAGES, "run `make setup`"
 
 
 def test_chart_and_its_default_image_have_the_version() -> None:
@@ -54,9 +60,32 @@ def test_images_are_labelled_with_the_version_and_the_license(dockerfile: str) -
     assert "org.opencontainers.image.licenses=Apache-2.0" in text
 
 
+def test_the_installation_page_names_images_of_the_version() -> None:
+    page = (ROOT / "docs" / "installation.md").read_text()
+    tags = re.findall(r"/megatron-(?:operator|trainer|trainer-bridge):([\w.-]+)", page)
+    assert len(tags) > 5
+    assert {*tags} == {VERSION}
+
+
 def test_changelog_has_a_section_for_the_version() -> None:
     headings = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[:2] == ["Unreleased", VERSION]
+    released = last_release.VERSION if VERSION.endswith("-dev") else VERSION
+    assert headings[:2] == ["Unreleased", released]
+
+
+def test_every_file_that_names_the_version_is_one_that_a_new_version_changes() -> None:
+    named = re.compile(
+        rf"(?:megatron-[a-z-]+[:-]|^(?:version|appVersion): |[./]version[=:] ?){re.escape(VERSION)}", re.M
+    )
+    paths = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    texts = {
+        ROOT / name
+        for name in paths.stdout.split("\0")
+        if name.endswith((".md", ".py", ".sh", ".yaml", "file", ".gpu"))
+    }
+    found = {path for path in texts if path.is_file() and named.search(path.read_text())}
+    changed = {ROOT / name for name in set_version.FILES} | {*ROOT.glob(set_version.GOLDEN)}
+    assert found == changed - {ROOT / "VERSION"}
 
 
 def test_license_is_the_standard_text() -> None:

@@ -10,11 +10,14 @@ from typing import Any, Final
 import yaml
 
 from megatron_operator.api import yaml_documents
-from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.labels import KIND, LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.times import seconds
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import TRAINER, Kubectl, Object
+from megatron_operator.lifecycle.object_metadata import event_time
 from megatron_operator.manifests.job_backends import backend_of_kind, node_rank
+from megatron_operator.manifests.metadata import object_name
 
 REDACTED: Final = "<redacted>"
 _CREDENTIAL: Final = re.compile(
@@ -82,10 +85,11 @@ def collect(kubectl: Kubectl, request: Request) -> Contents:
     backend = backend_of_kind(recorded.get("kind"))
     plurals = [each for each in (backend.PLURAL, backend.TEMPLATE_PLURAL) if each is not None]
     jobs = [f"{plural}.{backend.GROUP}" for plural in plurals]
+    objects = [recipe]
     for kind in (*jobs, "jobs.batch", "persistentvolumeclaims"):
-        contents.add(f"{kind.split('.')[0]}.yaml", partial(kubectl.find, [kind, *selector]))
+        objects += contents.add(f"{kind.split('.')[0]}.yaml", partial(kubectl.find, [kind, *selector])) or []
     pods = contents.add("pods.yaml", lambda: kubectl.find(["pods", *selector])) or []
-    contents.add("events.yaml", lambda: _events_of_run(kubectl.find(["events"]), request.name))
+    contents.add("events.yaml", lambda: _events_of_run(kubectl, recipe, [*objects, *pods]))
     _add_nodes(contents, kubectl, pods)
     _add_logs(contents, kubectl, request, recipe, pods)
     _add_operator(contents, kubectl, request, f"{recipe['metadata']['namespace']}/{request.name}")
@@ -97,10 +101,9 @@ def collect(kubectl: Kubectl, request: Request) -> Contents:
 def redacted(value: Any) -> Any:
     """A copy without what looks like a credential, managedFields, and the copy of the last applied object."""
     if isinstance(value, list):
-        flags = ["", *value[:-1]]
         return [
             REDACTED if isinstance(each, str) and _is_secret_flag(before) else redacted(each)
-            for before, each in zip(flags, value, strict=True)
+            for before, each in zip(["", *value], value, strict=False)
         ]
     if isinstance(value, str):
         flag, separator, _ = value.partition("=")
@@ -164,14 +167,28 @@ def _yaml(value: Any) -> str:
     return yaml.safe_dump(redacted(value), sort_keys=False, allow_unicode=True)
 
 
-def _events_of_run(events: Sequence[Object], name: str) -> list[Object]:
-    """Events of the recipe and of the objects that are named after it."""
+def _events_of_run(kubectl: Kubectl, recipe: Object, objects: Sequence[Object]) -> list[Object]:
+    """Events of the objects of a run, and of those that are gone.
+
+    Those have a name of this run, not of another recipe's, and an Event since the recipe was created.
+    Raises CommandError.
+    """
+    metadata = recipe["metadata"]
+    uids = {each["metadata"]["uid"] for each in objects}
+    created = seconds(metadata["creationTimestamp"]) or 0.0
+    own = object_name(metadata["name"])
+    names = {own, *(object_name(each["metadata"]["name"]) for each in kubectl.recipes())}
 
     def is_of_run(event: Object) -> bool:
-        involved = str(event["involvedObject"].get("name", ""))
-        return involved == name or involved.startswith(f"{name}-")
+        involved = event["involvedObject"]
+        if involved.get("uid") in uids:
+            return True
+        if involved.get("kind") == KIND or (seconds(event_time(event)) or 0.0) < created:
+            return False
+        name = f"{involved.get('name', '')}-"
+        return max((each for each in names if name.startswith(f"{each}-")), key=len, default="") == own
 
-    return [event for event in events if is_of_run(event)]
+    return [event for event in kubectl.find(["events"]) if is_of_run(event)]
 
 
 def _add_nodes(contents: Contents, kubectl: Kubectl, pods: Sequence[Object]) -> None:

@@ -22,7 +22,7 @@ def command(name: str, kubectl: Kubectl, output: str) -> None:
     from megatron_operator.cli.timeline import elapsed, incident_cost, timeline
 
     recipe = kubectl.recipe(name)
-    entries = timeline(recipe, kubectl.events(name))
+    entries = timeline(recipe, kubectl.events(recipe["metadata"]["uid"]))
     if output != "table":
         printing.print_data(_summary(recipe) | {"timeline": [entry.to_dict() for entry in entries]}, output)
         return

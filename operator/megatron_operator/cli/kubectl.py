@@ -62,9 +62,9 @@ class Kubectl:
         found: Object = self._json(["get", resource, name], f"{resource.partition('s.')[0]} {name}")
         return found
 
-    def events(self, name: str) -> list[Object]:
-        """Events of the recipe. Raises CommandError."""
-        selector = f"involvedObject.kind=MegatronRecipe,involvedObject.name={name}"
+    def events(self, uid: str) -> list[Object]:
+        """Events of the object with this UID, not of an earlier one of its name. Raises CommandError."""
+        selector = f"involvedObject.uid={uid}"
         return self._items(["get", "events", "--field-selector", selector], "events")
 
     def pods(self, name: str) -> list[Object]:

@@ -46,7 +46,7 @@ def command(options: RecipeOptions, price: float | None, output: str) -> None:
     recipe = load_recipe(options)
     planned, alternatives = plan_with_alternatives(options, recipe)
     refused = refusals(planned)
-    proposed = [] if refused else proposals(options, recipe, planned)
+    proposed = [] if refused else proposals(options, recipe, planned, alternatives)
     if price is None:
         price = planned.resolved.profile.price_per_gpu_hour
     if output != "table":
@@ -176,7 +176,7 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
             size += f", {printing.format_count(p.flops_per_token)} FLOPs per token"
         lines.append(("parameters", size))
     if p.train_iters:
-        lines.append(("length", f"{p.train_iters:,} iterations"))
+        lines.append(("length", f"{p.train_iters:,} iteration{'s' if p.train_iters > 1 else ''}"))
     if p.recompute_granularity:
         lines.append(("recompute", p.recompute_granularity))
     if p.expected is not None:

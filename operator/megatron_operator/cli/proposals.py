@@ -1,8 +1,9 @@
 """Settings that `megatron plan` proposes, each planned with, so that it is accepted and its gain is real."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from pydantic.alias_generators import to_camel
@@ -14,8 +15,17 @@ from megatron_operator.cli.inputs import RecipeOptions, set_field
 from megatron_operator.cli.tables import print_item
 
 if TYPE_CHECKING:
-    from megatron_operator.planner import PlannedRun
+    from megatron_operator.planner import Alternative, PlannedRun
     from megatron_operator.planner.switches import Switch
+
+
+_SIZES: Final = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +42,17 @@ class Proposal:
     """Whether it combines others of the list."""
 
 
-def proposals(options: RecipeOptions, recipe: dict[str, Any], planned: "PlannedRun") -> list[Proposal]:
+def proposals(
+    options: RecipeOptions,
+    recipe: dict[str, Any],
+    planned: "PlannedRun",
+    alternatives: "Sequence[Alternative]" = (),
+) -> list[Proposal]:
     """Settings that the recipe leaves open and that gain more than the estimate's error, the best first.
 
-    Last are all of them together that keep the numerics, and for which the image has what they need. Where
-    settings gain no more than fewer of them, they are left out.
+    One of them is the fastest of the `alternatives`, the layouts beside a published one. Last are all others
+    together that keep the numerics, and for which the image has what they need. Where settings gain no more
+    than fewer of them, they are left out.
     """
     from megatron_operator.planner.search.rank import EQUAL_SPEED
     from megatron_operator.planner.switches import promising, together
@@ -46,11 +62,41 @@ def proposals(options: RecipeOptions, recipe: dict[str, Any], planned: "PlannedR
     for each in sorted(filter(None, tried), key=lambda each: len(each.switch.settings)):
         if all(each.gain > other.gain + EQUAL_SPEED for other in found if _includes(each, other)):
             found.append(each)
+    combined = together(each.switch for each in sorted(found, key=lambda each: -each.gain))
+    layout = _other_layout(planned, alternatives)
+    if layout and (faster := _tried(options, recipe, planned, layout)):
+        found.append(faster)
     found.sort(key=lambda each: -each.gain)
-    combined = together(each.switch for each in found)
     whole = _tried(options, recipe, planned, combined, together=True) if combined else None
     best = max((each.gain for each in found if whole and _includes(whole, each)), default=0.0)
     return [*found, whole] if whole and whole.gain > best + EQUAL_SPEED else found
+
+
+def _other_layout(planned: "PlannedRun", alternatives: "Sequence[Alternative]") -> "Switch | None":
+    """What sets the fastest of the other layouts; None where the plan's is not a published one."""
+    from megatron_operator.planner.switches import Switch
+
+    speeds = [
+        (each.expected.tokens_per_second_per_gpu, each)
+        for each in alternatives
+        if each.expected and each.fits
+    ]
+    if planned.resolved.layout is None or not speeds:
+        return None
+    plan, (_, fastest) = planned.plan, max(speeds, key=lambda pair: pair[0])
+    sizes: dict[str, Any] = {
+        f"parallelism.{to_camel(name)}": getattr(fastest, name)
+        for name in _SIZES
+        if not (name.startswith("expert") and planned.resolved.model.num_experts is None)
+    }
+    virtual = fastest.virtual_pipeline_model_parallel_size or 1
+    if fastest.pipeline_model_parallel_size > 1 and virtual != (
+        plan.virtual_pipeline_model_parallel_size or 1
+    ):
+        sizes["parallelism.numVirtualStagesPerPipelineRank"] = virtual
+    if fastest.micro_batch_size != plan.micro_batch_size:
+        sizes["training.microBatchSize"] = fastest.micro_batch_size
+    return Switch(sizes, "not the published layout")
 
 
 def _includes(proposal: Proposal, other: Proposal) -> bool:

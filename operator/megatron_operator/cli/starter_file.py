@@ -133,7 +133,7 @@ def _init(entry: Entry) -> Iterator[str]:
 
 def _samples(entry: Entry) -> Iterator[str]:
     yield "  data:"
-    yield "    # An existing claim, mounted at /data, with both folders:"
+    yield "    # An existing claim, mounted at /data, with the folder of the model:"
     yield f"    volume: {{claimName: {_CLAIM}}}"
     what = entry.media or "tokens"
     yield f"    # Random {what}, for a first trial. For your data remove this line and switch on the others."

@@ -13,8 +13,10 @@ from megatron_operator.catalog import Catalog, ResolvedRecipe, resolve_for_plann
 from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.checks.checkpoint_volume import checkpoint_volume_warnings
 from megatron_operator.planner.checks.lint import lint_warnings
+from megatron_operator.planner.checks.lowest_rate import lowest_rate_warnings
+from megatron_operator.planner.checks.volume_access import volume_access_errors
 from megatron_operator.planner.megatron_args import megatron_arguments
-from megatron_operator.planner.notes import memory_warnings
+from megatron_operator.planner.notes import layout_warnings
 from megatron_operator.planner.plan import as_planned, plan, plan_and_alternatives
 
 DEFAULT_NAMESPACE = "default"
@@ -38,8 +40,11 @@ class PlannedRun:
     def warnings(self) -> list[str]:
         """Notes of the plan that point at a probable mistake."""
         return [
-            *memory_warnings(self.plan.memory_per_gpu),
+            *layout_warnings(self.plan),
             *checkpoint_volume_warnings(self.resolved, self.plan),
+            # Errors of a new run; one that an earlier release admitted goes on.
+            *(str(error).removeprefix("spec.") for error in volume_access_errors(self.resolved)),
+            *lowest_rate_warnings(self.resolved),
             *lint_warnings(self.resolved, self.plan),
         ]
 
@@ -65,6 +70,7 @@ def admit(
         catalog,
         namespace,
         lambda resolved: plan(resolved, previous, keeps_layout=keeps_layout),
+        is_new=previous is None,
     )
     return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made)
 
@@ -90,9 +96,14 @@ def _admit[T](
     catalog: Catalog,
     namespace: str | None,
     make: Callable[[ResolvedRecipe], T],
+    *,
+    is_new: bool = True,
 ) -> tuple[ResolvedRecipe, T]:
     found = Diagnostics()
     resolved = resolve_for_planning(spec, platform, catalog, namespace, found)
+    if is_new:
+        reported = {error.field for error in found.errors}
+        found.extend(error for error in volume_access_errors(resolved) if error.field not in reported)
     resolved = as_planned(resolved)
     try:
         made = make(resolved)

@@ -26,7 +26,7 @@ from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.diffusion import sample_tokens
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
-from megatron_operator.planner.notes import memory_warnings
+from megatron_operator.planner.notes import with_memory_warnings
 from megatron_operator.planner.search.pipeline_split import automatic_split, requested_split
 
 SCRIPT: Final = "scripts/training/run_recipe.py"
@@ -221,7 +221,7 @@ def _estimated(plan: Plan, resolved: ResolvedRecipe) -> Plan:
             "memory_per_gpu": needed,
             "expected": step_time.estimate(resolved, estimated),
             "communication": group_communication.estimate(resolved, estimated),
-            "notes": [*plan.notes, *memory_warnings(needed)],
+            "notes": with_memory_warnings(plan.notes, needed),
         }
     )
 

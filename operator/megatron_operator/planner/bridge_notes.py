@@ -93,6 +93,11 @@ def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
         f"data.sources must have at least {math.ceil(length / epochs) * batch:,} {what} for training:"
         f" trainIters {length:,} x globalBatchSize {batch:,}, at most {times} each (data.maxEpochs)"
     )
+    if not resolved.media:
+        yield (
+            f"conversations are padded to {resolved.training.seq_length:,} tokens each, which the tokens a"
+            " second include: set training.seqLength to the length of yours"
+        )
 
 
 def _frozen_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:

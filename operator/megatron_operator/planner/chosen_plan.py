@@ -29,8 +29,6 @@ def plan_of(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> P
     overlap = _overlap(problem, found)
     if cost := cost_note(problem, chosen):
         found.note(cost)
-    if dims.cp == 1 and problem.asked.cp_comm_type and resolved.is_set_by_user("parallelism.cpCommType"):
-        found.note(f"cpCommType {problem.asked.cp_comm_type} is not used: CP is 1")
     if note := _recomputation_note(problem, chosen):
         found.note(note)
     if padded != shape.vocab:

@@ -1,11 +1,17 @@
 """Notes of a plan (`status.plan.notes`): the reason for each choice."""
 
 from collections.abc import Iterable
+from typing import Final
 
+from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.rank import Ranking
+
+_MEMORY: Final = "memory may not suffice: "
+_REJECTED: Final = "published layout used, although the planner rejects it: "
+"""How the notes begin that are warnings."""
 
 
 def planning_notes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> list[str]:
@@ -106,6 +112,23 @@ def memory_warnings(memory: MemoryPerGpu | None) -> list[str]:
     return [f"memory may not suffice: {total:.1f} GiB estimated, {capacity:.1f} GiB available"]
 
 
+def with_memory_warnings(notes: list[str], memory: MemoryPerGpu | None) -> list[str]:
+    """The notes of a plan with its own estimate of the memory in place of what the search has noted of it."""
+    return [*(note for note in notes if not note.startswith(_MEMORY)), *memory_warnings(memory)]
+
+
+def rejected_layout_warning(error: FieldError) -> str:
+    """That a published layout is used which the planner rejects."""
+    if lacks_memory([error.message]):
+        return f"memory may not suffice: the published layout is used, but as estimated {error.message}"
+    return f"published layout used, although the planner rejects it: {error}"
+
+
+def layout_warnings(plan: Plan) -> list[str]:
+    """The notes of a plan after which its layout may not run."""
+    return [note for note in plan.notes if note.startswith((_MEMORY, _REJECTED))]
+
+
 def lacks_memory(reasons: Iterable[str]) -> bool:
     """Whether an error of a recipe is that its layout needs more memory than there is."""
     return any("GiB" in reason for reason in reasons)
@@ -116,6 +139,8 @@ def beyond_memory(plan: Plan | None) -> str | None:
     if plan is None:
         return "is refused"
     memory = plan.memory_per_gpu
+    if memory is None and any(note.startswith(_MEMORY) for note in plan.notes):
+        return "needs more memory than there is, as estimated"
     if memory is None or memory.capacity is None or memory.total <= memory.capacity:
         return None
     return f"needs {memory.total / GIB:.0f} of {memory.capacity / GIB:.0f} GiB, as estimated"

@@ -13,6 +13,7 @@ from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.batch import global_batches
 from megatron_operator.planner.bridge_notes import with_bridge_notes
+from megatron_operator.planner.checks.field_requirements import field_errors
 from megatron_operator.planner.checks.ineffective_flags import check_ineffective_settings
 from megatron_operator.planner.checks.lint import lint_errors
 from megatron_operator.planner.checks.own_image import has_own_image
@@ -31,6 +32,7 @@ from megatron_operator.planner.chosen_plan import plan_of
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.workload import execution, numerics
+from megatron_operator.planner.notes import rejected_layout_warning
 from megatron_operator.planner.retention import parallelism_of, same_layout
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.published_memory import keeps_published_memory
@@ -171,8 +173,7 @@ def _plan_bridge(
             error = invalid.errors[0]
             if "GiB" in error.message and not keeps_published_memory(resolved):
                 raise
-            reason = "by its estimate it does not fit" if "GiB" in error.message else str(error)
-            found.note(f"published layout used, although the planner rejects it: {reason}")
+            found.note(rejected_layout_warning(error))
     pod = _ranks_per_pod(resolved, found)
     found.raise_errors()
     return with_bridge_notes(bridge.plan_as_published(resolved, pod, found.notes), resolved)
@@ -284,6 +285,7 @@ def _problem(
     found.extend(tracking_errors(resolved))
     found.extend(tokenizer_errors(resolved))
     found.extend(lint_errors(resolved))
+    found.extend(field_errors(resolved))
     batches = global_batches(resolved.training, found)
     if shape is None or resolved.training.seq_length is None or not batches:
         raise InvalidRecipeError(found.errors)

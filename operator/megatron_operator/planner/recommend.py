@@ -23,7 +23,7 @@ from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.matching import is_language_model, size_of
 from megatron_operator.planner.model_names import catalog_name
 from megatron_operator.planner.no_match import no_match
-from megatron_operator.planner.notes import beyond_memory
+from megatron_operator.planner.notes import beyond_memory, layout_warnings
 from megatron_operator.planner.search.rank import MEASURED
 
 MAX_TRIED = 12
@@ -189,6 +189,8 @@ def _reasons(
     if memory is not None and memory.capacity and memory.total > memory.capacity:
         needs = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB, as estimated"
         yield f"memory may not suffice: {needs}{f'; {smaller}' if smaller else ''}"
+    else:
+        yield from layout_warnings(found)
     if split := _splitting_function(entry, query.seq_length):
         yield (
             f"{split.function} is published for these sequences, with CP "

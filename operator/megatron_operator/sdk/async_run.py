@@ -187,7 +187,7 @@ class AsyncRun:
     async def history(self) -> History:
         """Incidents, attempts, and the timeline with the Events that the cluster still keeps."""
         await self.refresh()
-        fields = f"involvedObject.kind=MegatronRecipe,involvedObject.name={self.name}"
+        fields = f"involvedObject.uid={self._resource['metadata']['uid']}"
         async with self._connection.client() as api:
             events = await api.find(EVENTS, self.namespace, fields=fields)
         recovery = self.status.recovery or RecoveryStatus()

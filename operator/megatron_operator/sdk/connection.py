@@ -171,7 +171,8 @@ class AsyncConnection:
                 self._default = _NAMESPACE_FILE.read_text().strip()
         except (config.ConfigException, OSError) as error:
             fix = "set KUBECONFIG, or give kubeconfig and context"
-            raise ClusterUnreachableError(f"no cluster is configured ({file}): {error}; {fix}") from None
+            message = f"no cluster is configured ({file}): {str(error).rstrip('.')}; {fix}"
+            raise ClusterUnreachableError(message) from None
         return SdkClient(client.ApiClient(configuration=configuration))
 
     async def changes(self, namespace: str, name: str) -> AsyncGenerator[Object | None]:

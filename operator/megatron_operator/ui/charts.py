@@ -11,7 +11,7 @@ WIDTH: Final = 400
 HEIGHT: Final = 210
 MAX_POINTS: Final = 300
 """Points of a line; of more, the lowest and the highest of each stretch are kept."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 18, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 18, 24
 _TICKS: Final = 4
 
 Pair = tuple[float, float]

@@ -10,7 +10,9 @@ from click.testing import CliRunner, Result
 from megatron_operator.cli.main import cli
 
 RECIPE: dict[str, Any] = {
-    "metadata": {"name": "run", "namespace": "research", "creationTimestamp": "2026-01-01T10:00:00Z"},
+    "metadata": {
+        "name": "run", "namespace": "research", "uid": "u2", "creationTimestamp": "2026-01-01T10:00:00Z",
+    },
     "status": {
         "phase": "Training",
         "plan": {"perNode": 8},
@@ -116,6 +118,12 @@ def test_history_as_json_has_the_field_names_of_the_status() -> None:
     [created, incident] = printed["timeline"]
     assert created["reason"] == "Created"
     assert incident["incident"]["resumedFrom"] == 120
+
+
+def test_history_asks_for_the_events_of_this_recipe_and_not_of_its_name(kubectl: FakeKubectl) -> None:
+    megatron("history", "run")
+    [asked] = [call for call in kubectl.calls() if "get events" in call]
+    assert "--field-selector involvedObject.uid=u2 " in asked
 
 
 def test_namespace_and_context_are_passed_to_kubectl(kubectl: FakeKubectl) -> None:

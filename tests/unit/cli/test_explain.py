@@ -111,6 +111,10 @@ def test_the_reference_fits_the_terminal(path: str, columns: int) -> None:
     [
         ("spec.training.globalBatchSise", "did you mean spec.training.globalBatchSize?"),
         ("learning_rate", "set spec.training.lr"),
+        ("num_train_epochs", "set spec.training.trainIters: epochs x samples / globalBatchSize"),
+        ("lora_r", "set spec.peft.dim"),
+        ("peft.lora_r", "set spec.peft.dim"),
+        ("save_total_limit", "set spec.checkpoint.keep"),
         ("log-throughput", "set the flag of Megatron in spec.megatronArgs: log-throughput"),
         ("tensor", "did you mean spec.tracking.tensorboard or spec.parallelism.tensorModelParallelSize or "),
         ("platform.acelerators", "did you mean platform.accelerators{}"),

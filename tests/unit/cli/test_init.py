@@ -64,6 +64,13 @@ def test_the_layout_that_it_names_is_the_planned_one(name: str, tmp_path: Path) 
     assert {size: planned[size] for size in sizes} == sizes
 
 
+def test_a_recipe_of_adapters_asks_for_no_folder_that_it_does_not_read() -> None:
+    """The folder of the export is commented out."""
+    text = megatron("init", "llama3.1-8b-lora", "--accelerator", "h100-sxm").stdout
+    assert "    # An existing claim, mounted at /data, with the folder of the model:\n    volume:" in text
+    assert "both folders" not in text
+
+
 def test_the_count_and_the_accelerator_of_the_command_line_are_kept() -> None:
     text = megatron("init", "llama3-8b", "--gpus", "16", "--accelerator", "B200").stdout
     assert yaml.safe_load(text)["spec"]["accelerator"] == {"type": "b200", "count": 16}

@@ -28,6 +28,19 @@ def test_a_proposal_gains_what_it_promises() -> None:
         assert speed == pytest.approx(before["expected"]["tokensPerSecondPerGpu"] * (1 + each["speedChange"]))
 
 
+def test_a_layout_that_beats_the_published_one_is_proposed_with_all_that_sets_it() -> None:
+    published = ("--recipe", "qwen3-32b", "--gpus", "16", "--accelerator", "h100-sxm")
+    before = plan(*published)
+    (layout,) = [each for each in before["proposals"] if each["caveat"] == "not the published layout"]
+    assert layout["speedChange"] > 0.3
+    sets = [f"--set={path}={json.dumps(value)}" for path, value in layout["settings"].items()]
+    after = plan(*published, *sets)
+    speed = before["expected"]["tokensPerSecondPerGpu"] * (1 + layout["speedChange"])
+    assert after["expected"]["tokensPerSecondPerGpu"] == pytest.approx(speed)
+    assert layout["layout"] == {name: after[name] for name in layout["layout"]}
+    assert not any(each["caveat"] == "not the published layout" for each in plan(*SMALL)["proposals"])
+
+
 def test_a_setting_that_was_taken_is_not_proposed_again() -> None:
     again = plan(*SMALL, "--set", "parallelism.tpCommOverlap=true")["proposals"]
     assert not any("parallelism.tpCommOverlap" in each["settings"] for each in again)

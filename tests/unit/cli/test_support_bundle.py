@@ -16,17 +16,21 @@ RECIPE: dict[str, Any] = {
     "metadata": {
         "name": "run",
         "namespace": "research",
+        "uid": "u2",
+        "creationTimestamp": "2026-01-01T10:00:00Z",
         "managedFields": [{"manager": "kubectl"}],
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "WANDB_API_KEY: k3y"},
     },
     "spec": {"env": [{"name": "WANDB_API_KEY", "value": "k3y"}, {"name": "NCCL_DEBUG", "value": "INFO"}]},
-    "status": {"phase": "Training"},
+    "status": {"phase": "Training", "warnings": []},
 }
+RECIPES = {"items": [RECIPE, {"metadata": {"name": "run-2"}}]}
 PODS = {
     "items": [
         {
             "metadata": {
                 "name": f"run-worker-{index}",
+                "uid": f"pod-{index}",
                 "labels": {
                     "megatron.training/role": "trainer",
                     "training.kubeflow.org/replica-type": "worker",
@@ -39,6 +43,22 @@ PODS = {
         for index in range(2)
     ]
 }
+
+
+def event(name: str, uid: str, reason: str, *, kind: str = "Pod", hour: int = 11) -> dict[str, Any]:
+    involved = {"kind": kind, "name": name, "uid": uid}
+    return {"involvedObject": involved, "reason": reason, "lastTimestamp": f"2026-01-01T{hour:02}:00:00Z"}
+
+
+EVENTS = [
+    event("run", "u2", "Planned", kind="MegatronRecipe"),
+    event("run-worker-1", "pod-1", "Scheduled"),
+    event("run-worker-0", "replaced", "Evicted"),
+    event("run", "u1", "FailedBefore", kind="MegatronRecipe"),
+    event("run-worker-0", "of-u1", "KilledBefore", hour=9),
+    event("run-2-worker-0", "other", "ScheduledElsewhere"),
+    event("runner-0", "none", "Unrelated"),
+]
 FAKE_KUBECTL = """#!/bin/sh
 case "$*" in
     *previous*) echo "before the restart" ;;
@@ -48,7 +68,9 @@ case "$*" in
     *logs*) echo "a line of the log" ;;
     *"get nodes"*) echo 'Error from server (Forbidden): nodes is forbidden' >&2; exit 1 ;;
     *"get pods"*) cat {folder}/pods ;;
-    *"get megatronrecipes"*) cat {folder}/recipe ;;
+    *"get megatronrecipes"*" run "*) cat {folder}/recipe ;;
+    *"get megatronrecipes"*) cat {folder}/recipes ;;
+    *"get events"*) cat {folder}/events ;;
     *version*) echo '{{"serverVersion": {{"gitVersion": "v1.36.3"}}}}' ;;
     *) echo '{{"items": []}}' ;;
 esac
@@ -61,7 +83,9 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.write_text(FAKE_KUBECTL.format(folder=tmp_path))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "recipe").write_text(json.dumps(RECIPE))
+    (tmp_path / "recipes").write_text(json.dumps(RECIPES))
     (tmp_path / "pods").write_text(json.dumps(PODS))
+    (tmp_path / "events").write_text(json.dumps({"items": EVENTS}))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
 
@@ -86,8 +110,18 @@ def test_objects_and_logs_of_the_run_are_in_the_archive() -> None:
     assert found["logs/run-worker-0.log"] == "a line of the log\n"
     assert "logs/run-worker-0.previous.log" not in found
     assert found["logs/run-worker-1.previous.log"] == "before the restart\n"
-    assert yaml.safe_load(found["recipe.yaml"])["status"] == {"phase": "Training"}
+    assert yaml.safe_load(found["recipe.yaml"])["status"] == RECIPE["status"]
     assert len(yaml.safe_load(found["pods.yaml"])) == 2
+
+
+def test_an_empty_list_stays_empty() -> None:
+    assert redacted({"status": {"warnings": []}}) == {"status": {"warnings": []}}
+
+
+def test_events_are_of_this_run_and_of_its_objects_that_are_gone() -> None:
+    bundle()
+    reasons = [each["reason"] for each in yaml.safe_load(texts()["events.yaml"])]
+    assert reasons == ["Planned", "Scheduled", "Evicted"]
 
 
 def test_no_file_has_a_credential_of_the_recipe() -> None:

@@ -153,6 +153,48 @@ def test_validate_warns_of_memory_and_of_the_platforms_checkpoint_volume() -> No
     assert found.startswith(warning)
 
 
+def test_validate_plan_and_recommend_warn_of_a_published_layout_that_may_not_fit() -> None:
+    name, words = "qwen3-omni-30b-a3b-sft", ("--gpus", "8", "--accelerator", "h100-sxm", "-o", "json")
+    weights = ("--set", "init.from.huggingFace.path=/data/model", "--set", "data.volume.claimName=models")
+    valid = megatron("validate", "--recipe", name, *words, *weights)
+    planned = json.loads(megatron("plan", "--recipe", name, *words, *weights).stdout)
+    [best] = json.loads(megatron("recommend", "--model", name, "--mode", "sft", *words).stdout)
+    assert valid.exit_code == 0
+    [warning] = json.loads(valid.stdout)["warnings"][name]
+    assert "the published layout is used, but as estimated TP 1, PP 1, CP 1, EP 8, DP 8 needs" in warning
+    assert planned["memoryPerGpu"] is None
+    assert warning in planned["notes"]
+    assert warning in best["reasons"]
+
+
+def test_block_scaled_fp8_is_refused_on_ada_and_proposed_on_hopper_alone() -> None:
+    def refusal(accelerator: str, scaling: str) -> str:
+        words = ("--recipe", "llama3-8b", "--gpus", "16", "--accelerator", accelerator)
+        fp8 = ("--set", "training.fp8Format=e4m3", "--set", f"training.fp8Recipe={scaling}")
+        return megatron("validate", *words, *fp8).stderr
+
+    assert "set tensorwise, or use Hopper or later" in refusal("l40s", "blockwise")
+    assert "set tensorwise, or use Blackwell or later" in refusal("l40s", "mxfp8")
+    assert "set tensorwise or blockwise, or use Blackwell or later" in refusal("h100-sxm", "mxfp8")
+    assert refusal("h100-sxm", "blockwise") == refusal("l40s", "tensorwise") == ""
+
+
+def test_sizes_that_divide_the_experts_and_not_the_accelerators_are_not_proposed() -> None:
+    words = ("--recipe", "qwen3-30b-a3b", "--gpus", "24", "--accelerator", "h20")
+    result = megatron("validate", *words, "--set", "parallelism.expertModelParallelSize=6")
+    assert "EP 6 does not divide numExperts 128; set one of 1, 2, 4, 8\n" in result.stderr
+
+
+def test_the_only_size_that_is_valid_is_not_one_of_several() -> None:
+    pod = ("--gpus", "9", "--accelerator", "h100-sxm", "--set", "accelerator.perNode=3")
+    result = megatron(
+        "validate", "--recipe", "llama3-8b", *pod, "--set", "parallelism.tensorModelParallelSize=9"
+    )
+    assert (
+        "9 does not divide the 3 accelerators of a pod: a TP group would span nodes; set 1\n" in result.stderr
+    )
+
+
 def test_a_recipe_for_recommend_does_not_fit_only_where_it_lacks_memory() -> None:
     words = ("recommend", "--model", "llama3-8b", "--gpus", "12", "--accelerator", "h100-sxm")
     result = megatron(*words)

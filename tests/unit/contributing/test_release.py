@@ -1,11 +1,12 @@
-"""What a release contains: the bills of materials name every locked package."""
+"""What a release contains, and how its version is set."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from scripts import release
+from scripts import release, set_version
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,3 +30,85 @@ def test_a_package_is_named_as_its_index_does() -> None:
 def test_each_wheel_of_the_checkout_is_built() -> None:
     projects = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/pyproject.toml")}
     assert {*projects, "."} - {"cluster"} == set(release.PROJECTS), "the local cluster is not released"
+
+
+@pytest.mark.parametrize(("tag", "version"), [("", "1.2.3"), ("", "1.2.3-dev"), ("v1.2.3", "1.2.3")])
+def test_a_commit_without_a_tag_or_with_that_of_its_version_is_built(tag: str, version: str) -> None:
+    release.check_tag(tag, version)
+
+
+@pytest.mark.parametrize(
+    ("tag", "version", "message"),
+    [
+        ("v1.2.4", "1.2.3", "VERSION is 1.2.3, the tag v1.2.4"),
+        ("v1.2.3", "1.2.3-dev", "VERSION is 1.2.3-dev, the tag v1.2.3"),
+        ("v1.2.3-dev", "1.2.3-dev", "1.2.3-dev is no release"),
+    ],
+)
+def test_a_tag_of_another_version_or_of_none_that_is_released_is_refused(
+    tag: str, version: str, message: str
+) -> None:
+    with pytest.raises(release.ReleaseError, match=re.escape(message)):
+        release.check_tag(tag, version)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the files that a new version changes."""
+    golden = [path.relative_to(ROOT) for path in ROOT.glob(set_version.GOLDEN)]
+    for name in (*set_version.FILES, *golden, "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def places(tree: Path, version: str) -> int:
+    """How often the files of a tree name a version, and no other that begins with it."""
+    texts = [path.read_text() for path in tree.rglob("*") if path.is_file() and path.name != "CHANGELOG.md"]
+    return sum(len(re.findall(rf"(?<![\d.]){re.escape(version)}(?![\d.-])", text)) for text in texts)
+
+
+def test_a_development_version_becomes_that_of_a_release_and_the_next_one(tree: Path) -> None:
+    (before,) = (tree / "VERSION").read_text().split()
+    count, changelog = places(tree, before), (tree / "CHANGELOG.md").read_text()
+    set_version.set_version(tree, "98.0.0-dev", "2030-01-02")
+    assert (tree / "CHANGELOG.md").read_text() == changelog
+    set_version.set_version(tree, "98.0.0", "2030-01-02")
+    assert places(tree, "98.0.0") == count > 20
+    assert places(tree, before) == places(tree, "98.0.0-dev") == 0
+    unreleased, heading = "## [Unreleased]\n", "\n## [98.0.0] - 2030-01-02\n"
+    assert (tree / "CHANGELOG.md").read_text() == changelog.replace(unreleased, unreleased + heading)
+    set_version.set_version(tree, "98.1.0-dev", "2030-01-03")
+    assert (tree / "VERSION").read_text() == "98.1.0-dev\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("v98.0.0", "is no version; give one such as"),
+        ("98.0.0-rc1", "is no version; give one such as"),
+        ("0.0.1", "0.0.1 is not above"),
+    ],
+)
+def test_a_version_that_cannot_be_set_changes_no_file(tree: Path, version: str, message: str) -> None:
+    before = (tree / "VERSION").read_text()
+    with pytest.raises(set_version.VersionError, match=message):
+        set_version.set_version(tree, version, "2030-01-02")
+    assert (tree / "VERSION").read_text() == before
+
+
+def test_the_version_that_is_set_already_is_not_above_itself_nor_is_its_development_version(
+    tree: Path,
+) -> None:
+    set_version.set_version(tree, "98.0.0", "2030-01-02")
+    for version in ("98.0.0", "98.0.0-dev"):
+        with pytest.raises(set_version.VersionError, match="is not above"):
+            set_version.set_version(tree, version, "2030-01-02")
+
+
+def test_a_file_without_the_version_stops_it_before_another_is_written(tree: Path) -> None:
+    (tree / "operator" / "Dockerfile").write_text("FROM scratch\n")
+    before = (tree / "VERSION").read_text()
+    with pytest.raises(set_version.VersionError, match="operator/Dockerfile does not name"):
+        set_version.set_version(tree, "98.0.0", "2030-01-02")
+    assert (tree / "VERSION").read_text() == before

@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.planner import plan
+from megatron_operator.api.validation import parse_spec
+from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.planner import admit, plan
 
 # A checkpoint of llama3-8b has 104.7 GiB.
 
@@ -62,6 +65,17 @@ def test_a_size_without_room_for_all_of_the_run_has_a_note_where_none_is_deleted
         "all kept, which needs 1048Gi: set that size, or keep 2"
     ]
     assert notes(resolve, volume={"size": "400Gi"}, saveInterval=5000) == []
+
+
+def test_a_size_without_room_for_those_to_keep_is_a_warning() -> None:
+    spec = {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 8},
+        "data": {"mockData": True},
+        "checkpoint": {"volume": {"size": "400Gi"}, "keep": 3},
+    }
+    warnings = admit("run", parse_spec(spec), default_platform(), catalog.load()).warnings
+    assert [each for each in warnings if "has room for 3 checkpoints" in each]
 
 
 def test_the_size_of_the_platform_is_never_refused(resolve: Any) -> None:

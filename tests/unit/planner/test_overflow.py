@@ -8,6 +8,7 @@ from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.cli.starter import Request, starter
 from megatron_operator.planner import PlannedRun, admit
 from megatron_operator.planner.candidates import Query
@@ -108,3 +109,21 @@ def test_a_layout_that_a_recipe_sets_completely_is_refused_far_above_the_memory(
     assert [each for each in tight.warnings if each.startswith("memory may not suffice: ")]
     with pytest.raises(InvalidRecipeError, match="TP 1, PP 1, CP 1, DP 8 needs"):
         with_all_sizes(gib / 1.16)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "count", "warnings"),
+    [
+        ("glm5.2", 416, ["published layout used, although the planner rejects it: spec.parallelism.num"]),
+        ("nemotron-h-56b", 8, ["memory may not suffice: "]),
+    ],
+)
+def test_a_published_layout_that_the_planner_rejects_is_planned_with_one_warning_of_it(
+    recipe: str, count: int, warnings: list[str]
+) -> None:
+    accelerator = {"type": "h100-sxm", "count": count}
+    spec = {"recipe": recipe, "accelerator": accelerator, "data": {"mockData": True}}
+    run = admit("run", MegatronRecipeSpec.model_validate(spec), default_platform(), LIBRARY)
+    found = [each for each in run.warnings if each.startswith(("published layout used", "memory may"))]
+    assert [each[: len(text)] for each, text in zip(found, warnings, strict=True)] == warnings
+    assert {*found} <= {*run.plan.notes}

@@ -85,6 +85,13 @@ def test_an_invalid_layout_string_is_rejected(layout: str, message: str) -> None
     assert message in errors[0].message
 
 
+def test_a_layout_of_several_chunks_is_rejected_without_pipeline_stages() -> None:
+    split, errors = asked(32, 1, pipelineModelParallelLayout="Et*16|t*16L")
+    assert split is None
+    assert "has 2 chunks, and PP 1 has no virtual stages" in errors[0].message
+    assert errors[0].fix.startswith("set pipelineModelParallelSize: 2")
+
+
 def test_a_layout_unrolls_groups_as_megatron_does() -> None:
     assert parse_layout("Ettt|(tt|)*3,m|L") == ["Ettt", "tt", "tt", "tt", "m", "L"]
 

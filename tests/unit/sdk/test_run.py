@@ -54,6 +54,16 @@ FAILED = {
 }
 
 
+def event(uid: str, reason: str) -> dict[str, Any]:
+    return {
+        "metadata": {"creationTimestamp": "2026-01-01T10:30:00Z"},
+        "involvedObject": {"kind": "MegatronRecipe", "name": "tiny", "uid": uid},
+        "reason": reason,
+        "message": reason,
+        "type": "Normal",
+    }
+
+
 def pod(kind: str, index: int) -> dict[str, Any]:
     return {
         "metadata": {
@@ -257,14 +267,7 @@ def test_a_stream_that_is_left_early_ends_its_watch(run: Run, api: ApiStandIn) -
 
 def test_history_has_incidents_attempts_and_timeline(run: Run, api: ApiStandIn) -> None:
     api.set_status("tiny", **FAILED)
-    api.events = [
-        {
-            "metadata": {"creationTimestamp": "2026-01-01T10:30:00Z"},
-            "reason": "JobCreated",
-            "message": "created",
-            "type": "Normal",
-        }
-    ]
+    api.events = [event("uid-tiny", "JobCreated")]
     history = run.history()
     assert [incident.cause for incident in history.incidents] == ["rank 3 was killed by SIGKILL"]
     assert [(a.number, a.since, a.resumed_from, a.iteration) for a in history.attempts] == [
@@ -274,6 +277,11 @@ def test_history_has_incidents_attempts_and_timeline(run: Run, api: ApiStandIn) 
     reasons = [entry.reason for entry in history.timeline]
     assert reasons == ["Created", "JobCreated", "RankRestarted", "BudgetExhausted"]
     assert history.recovery.restarts == 1
+
+
+def test_history_has_no_event_of_an_earlier_run_of_the_name(run: Run, api: ApiStandIn) -> None:
+    api.events = [event("uid-earlier", "Failed"), event("uid-tiny", "JobCreated")]
+    assert [entry.reason for entry in run.history().timeline] == ["Created", "JobCreated"]
 
 
 def test_logs_are_those_of_the_pod_that_failed_first(run: Run, api: ApiStandIn) -> None:
@@ -320,7 +328,7 @@ def test_without_a_cluster_the_error_has_the_way_out(tmp_path: Path, kubeconfig:
     with (
         Connection(kubeconfig=tmp_path / "missing") as connection,
         pytest.raises(
-            ClusterUnreachableError, match=r"no cluster is configured \(.*missing\).*set KUBECONFIG"
+            ClusterUnreachableError, match=r"no cluster is configured \(.*missing\): .*[^.]; set KUBECONFIG"
         ),
     ):
         Run.list(connection)

@@ -38,10 +38,10 @@ def check_checkpoint_volumes(resolved: ResolvedRecipe, plan: Plan, found: Diagno
 
 
 def checkpoint_volume_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
-    """Warnings of a size of the platform without room for two checkpoints: the run could save one at most."""
+    """Warnings of a size without room for the checkpoints to keep, or of the platform's even for two."""
     found = Diagnostics()
     check_checkpoint_volumes(resolved, plan, found)
-    return [note for note in found.notes if _OF_PLATFORM in note]
+    return found.notes
 
 
 def _has_room(field: str, size: str, each: int, found: Diagnostics, *, own: bool, best: bool = False) -> bool:

@@ -12,6 +12,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
 from megatron_operator.planner.checks.precision import computes_in_fp4
+from megatron_operator.planner.checks.probable_mistakes import probable_mistakes
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import GIB
@@ -186,7 +187,7 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             "for optimizer states and gradients; the estimated step has no time of the CPUs' update, nor of "
             "the copies to and from them"
         )
-    notes += _short_hang_timeout(resolved, plan)
+    notes += [*_short_hang_timeout(resolved, plan), *probable_mistakes(resolved, plan)]
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
 
 

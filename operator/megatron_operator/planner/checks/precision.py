@@ -4,6 +4,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.lowest_rate import lowest_rate_errors
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.model_shape import ModelShape
 
@@ -43,7 +44,7 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
             FieldError(
                 "spec.training.fp8Format",
                 f"{t.fp8_format}: {accelerator.name} does not support FP8 matrix products",
-                "leave it out, or use Hopper or later",
+                "leave it out, or use Ada, Hopper or later",
             )
         )
     if t.transformer_impl == "local":
@@ -97,16 +98,29 @@ def _four_bit_errors(resolved: ResolvedRecipe) -> list[FieldError]:
 
 
 def _block_scaling_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
-    """Errors for formats that only tensor cores of Blackwell multiply: MXFP8 and 4 bits."""
+    """Errors for formats that tensor cores of an older architecture do not multiply.
+
+    FP8 by blocks requires compute capability 9.0, MXFP8 and 4 bits that of Blackwell
+    (`check_fp8_block_scaling_support` and others of Transformer Engine).
+    """
     if accelerator is None or accelerator.architecture.startswith("blackwell"):
         return []
-    errors = []
-    if resolved.training.fp8_recipe == "mxfp8":
+    errors, recipe = [], resolved.training.fp8_recipe
+    on_ada = accelerator.architecture == "ada"
+    if recipe == "mxfp8":
         errors.append(
             FieldError(
                 "spec.training.fp8Recipe",
                 f"mxfp8: {accelerator.name} does not support MXFP8 matrix products",
-                "set tensorwise or blockwise, or use Blackwell or later",
+                f"set tensorwise{'' if on_ada else ' or blockwise'}, or use Blackwell or later",
+            )
+        )
+    if recipe == "blockwise" and on_ada:
+        errors.append(
+            FieldError(
+                "spec.training.fp8Recipe",
+                f"blockwise: {accelerator.name} does not support FP8 matrix products with scales of blocks",
+                "set tensorwise, or use Hopper or later",
             )
         )
     return errors + [
@@ -272,8 +286,4 @@ def training_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set one of trainTokens, trainIters and trainSamples",
             )
         )
-    if t.lr is not None and t.min_lr is not None and t.min_lr > t.lr:
-        errors.append(
-            FieldError("spec.training.minLr", f"{t.min_lr:g} is above lr {t.lr:g}", f"set at most {t.lr:g}")
-        )
-    return errors
+    return errors + lowest_rate_errors(resolved)
