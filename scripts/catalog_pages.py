@@ -83,8 +83,6 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             f" [pretraining](../bridge-pretraining.md)), {len(bridge_support.SEEN_ON_A_GPU)} of them seen"
             " on a [GPU](../hardware.md), and"
             f" {len(with_kernels)} more on CPUs and where the image has [their kernels](bridge.md)."
-            " The others are planned only, [each for a reason](bridge.md): `megatron args` prints the command"
-            " that starts those with a function, untested on hardware."
             f" A recipe is also found by the names of its Megatron-Bridge functions"
             f" ({len(catalog.load().functions())} in total).",
             "",

@@ -126,6 +126,11 @@ class ResolvedRecipe(ApiModel):
             return None
         return self.function.dispatcher_without(self.profile.image_has)
 
+    @property
+    def computes_sparse_attention(self) -> bool:
+        """Whether the trainer's own layers compute its sparse attention: those of DeepSeek-V4."""
+        return self.engine == "bridge" and self.starts and self.model.csa_compress_ratios is not None
+
     def is_set_by_user(self, path: str) -> bool:
         """Whether the recipe itself sets a value; a path without a recorded origin counts as set."""
         return self.origins.get(path, "recipe") == "recipe"

@@ -136,7 +136,7 @@ class CapacityFinder:
         capacity = await self._find(status, snapshot, limits)
         if self._room.arrived(status, snapshot):
             self._cluster.expire()
-        if not self._allowed or not self._room.concerns(status):
+        if not self._allowed or not self._room.concerns(status, snapshot):
             return capacity
         if (known := self._room.known(status, snapshot)) is not None:
             return replace(capacity, room=known)

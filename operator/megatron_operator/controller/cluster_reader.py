@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 from megatron_operator.api.errors import described
-from megatron_operator.controller.api_client import EXPECTED_ERRORS, NODES, PODS, ApiClient
+from megatron_operator.controller.api_client import NODES, PODS, ApiClient
 from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.lifecycle.capacity import ClusterUsage
 
@@ -71,7 +71,7 @@ class ClusterReader:
             async with self._lock:
                 if self._age() >= FRESH:
                     await self._list()
-        except EXPECTED_ERRORS as error:
+        except Exception as error:
             log.warning("cannot list nodes and pods: %s", described(error))
 
     async def _list(self) -> None:

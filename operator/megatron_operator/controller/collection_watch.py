@@ -5,7 +5,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import aiohttp
 
@@ -30,6 +30,9 @@ GONE: Final = 410
 class CollectionWatch[Kept](ABC):
     """What is kept of the objects of one cluster-wide resource, by name."""
 
+    OPTIONAL: ClassVar[bool] = False
+    """Whether a cluster may stop serving the resource; `run` ends then, and may be called again."""
+
     def __init__(self, api: ApiClient, resource: Resource) -> None:
         self._api = api
         self._resource = resource
@@ -49,13 +52,17 @@ class CollectionWatch[Kept](ABC):
     def _changed(self, before: Mapping[str, Kept | None]) -> None:
         """Objects changed: by name, what was kept of them before, None where there was no such object."""
 
+    def listed(self) -> bool:
+        """Whether all objects have been listed once."""
+        return self._kept is not None
+
     def up_to_date(self) -> bool:
         """Whether no change can have been missed."""
         silent = time.monotonic() - self._heard >= LONGEST_SILENCE
         return self._kept is not None and bool(self._version) and not silent
 
     async def run(self) -> None:
-        """Watch for as long as the operator acts, or until the resource is no longer served."""
+        """Watch for as long as the operator acts, or until an optional resource is no longer served."""
         pause, plural = PAUSE, self._resource.plural
         while True:
             try:
@@ -67,8 +74,9 @@ class CollectionWatch[Kept](ABC):
                 # The next request continues from the last version.
                 log.info("the watch of %s has ended: %s", plural, described(error))
             except ApiError as error:
-                if error.not_found:
+                if error.not_found and self.OPTIONAL:
                     log.info("%s are no longer served", plural)
+                    self._version = ""
                     return
                 if error.status == GONE:
                     self._version = ""

@@ -6,16 +6,15 @@ more.
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any, ClassVar, Final
 
 from megatron_operator.api.errors import InvalidRecipeError, described
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import ApiClient, Resource
 from megatron_operator.controller.collection_watch import CollectionWatch
 from megatron_operator.controller.config_source import RECENT, ConfigSource, PriorityClassError
-from megatron_operator.lifecycle.device_capacity import DeviceKind
+from megatron_operator.lifecycle.device_snapshot import DeviceSnapshot
 from megatron_operator.lifecycle.device_taints import (
     DeviceId,
     DeviceTaint,
@@ -40,6 +39,8 @@ DISCOVERY: Final = 300.0
 
 class _SliceWatch(CollectionWatch[Slice]):
     """ResourceSlices. `changed` gets the nodes whose devices have changed."""
+
+    OPTIONAL: ClassVar[bool] = True
 
     def __init__(self, api: ApiClient, changed: Callable[[Collection[str] | None], None]) -> None:
         super().__init__(api, SLICES)
@@ -82,11 +83,16 @@ class _SliceWatch(CollectionWatch[Slice]):
 class _RuleWatch(CollectionWatch[TaintRule]):
     """DeviceTaintRules of the version that the cluster serves."""
 
-    def __init__(
-        self, api: ApiClient, version: str, changed: Callable[[Collection[str] | None], None]
-    ) -> None:
-        super().__init__(api, Resource(GROUP, version, RULES))
+    OPTIONAL: ClassVar[bool] = True
+
+    def __init__(self, api: ApiClient, changed: Callable[[Collection[str] | None], None]) -> None:
+        super().__init__(api, Resource(GROUP, RULE_VERSIONS[0], RULES))
         self._notify = changed
+
+    async def run_with(self, version: str) -> None:
+        """Watch this version; until it is listed the rules are those of the last one."""
+        self._resource = Resource(GROUP, version, RULES)
+        await self.run()
 
     def rules(self) -> Collection[TaintRule]:
         """All rules."""
@@ -111,6 +117,8 @@ class DeviceWatch:
         self._rules: _RuleWatch | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[RecipeKey, frozenset[str]] = {}
+        self._discovered = False
+        """Whether it is known what is to be watched."""
 
     def notify_of(self, run: RecipeKey, nodes: Collection[str]) -> None:
         """Notify the run of changes of these nodes' devices from now on."""
@@ -124,39 +132,25 @@ class DeviceWatch:
         """Whether the cluster has devices, and they are to be known."""
         return self._slices is not None
 
+    def known(self) -> bool:
+        """Whether everything to be watched has been listed: before, a device without a taint may have one."""
+        watches = (self._slices, self._rules)
+        return self._discovered and all(each is None or each.listed() for each in watches)
+
+    def snapshot(self, nodes: Iterable[str]) -> DeviceSnapshot:
+        """The devices of these nodes now."""
+        if self._slices is None:
+            return DeviceSnapshot({})
+        rules = () if self._rules is None else tuple(self._rules.rules())
+        return DeviceSnapshot({node: self._slices.of_node(node) for node in nodes}, rules)
+
     def tainted(self, node: str) -> dict[DeviceId, tuple[DeviceTaint, ...]]:
         """The node's devices that are kept from pods, and their taints."""
-        found: dict[DeviceId, tuple[DeviceTaint, ...]] = {}
-        rules = () if self._rules is None else self._rules.rules()
-        for each in self._of_node(node):
-            for device in each.devices:
-                if not (device.taints or rules):
-                    continue
-                named = DeviceId(each.driver, each.pool, device.name)
-                taints = (*device.taints, *(rule.taint for rule in rules if rule.selects(named)))
-                if taints:
-                    found[named] = taints
-        return found
-
-    def kinds(self, node: str) -> dict[DeviceId, DeviceKind]:
-        """All devices of a node, and their kinds."""
-        return {
-            DeviceId(each.driver, each.pool, device.name): (each.driver, device.kind)
-            for each in self._of_node(node)
-            for device in each.devices
-        }
-
-    def usable(self, node: str) -> Counter[DeviceKind]:
-        """Number of the node's devices that are not tainted, by kind."""
-        tainted = self.tainted(node)
-        return Counter(kind for device, kind in self.kinds(node).items() if device not in tainted)
+        return self.snapshot((node,)).tainted(node)
 
     def nodes(self) -> list[str]:
         """Nodes with devices of their own."""
         return [] if self._slices is None else self._slices.nodes()
-
-    def _of_node(self, node: str) -> list[Slice]:
-        return [] if self._slices is None else self._slices.of_node(node)
 
     async def run(self) -> None:
         """Watch for as long as the operator acts."""
@@ -168,6 +162,7 @@ class DeviceWatch:
                     log.warning("cannot find out whether the cluster has devices: %s", described(error))
                 await asyncio.sleep(DISCOVERY)
         finally:
+            self._discovered = False
             await self._stop()
 
     async def discover(self) -> None:
@@ -177,20 +172,28 @@ class DeviceWatch:
         """
         if not await self._wanted():
             await self._stop()
-            return
-        served = await self._api.served(GROUP)
-        if SLICES.plural not in served.get(SLICES.version, ()):
-            await self._stop()
-            return
+        else:
+            served = await self._api.served(GROUP)
+            if SLICES.plural in served.get(SLICES.version, ()):
+                self._start(served)
+            elif self._ended(SLICES.plural):
+                await self._stop()
+            # Else only some API servers may lack it, as in an upgrade: the watch ends itself where all do.
+        self._discovered = True
+
+    def _start(self, served: Mapping[str, Collection[str]]) -> None:
+        """Watch what is served, by version. What was watched before keeps what it has until the next list."""
         if self._ended(SLICES.plural):
-            self._slices = _SliceWatch(self._api, self._changed)
+            self._slices = self._slices or _SliceWatch(self._api, self._changed)
             self._watch(SLICES.plural, self._slices.run())
+        if not self._ended(RULES):
+            return
         version = next((each for each in RULE_VERSIONS if RULES in served.get(each, ())), None)
-        if self._ended(RULES):
+        if version is None:
             self._rules = None
-        if version is not None and self._rules is None:
-            self._rules = _RuleWatch(self._api, version, self._changed)
-            self._watch(RULES, self._rules.run())
+            return
+        self._rules = self._rules or _RuleWatch(self._api, self._changed)
+        self._watch(RULES, self._rules.run_with(version))
 
     async def _wanted(self) -> bool:
         try:

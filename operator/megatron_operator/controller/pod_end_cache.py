@@ -61,5 +61,9 @@ class PodEndCache:
         known: dict[str, PodEnd] = {}
         for place, ends in self._ends.get(key, {}).items():
             counted = [each for each in ends if pods_as_of is None or each[0] <= pods_as_of]
-            (known if counted else later)[place] = ends[max(counted or ends)]
+            chosen = max(counted or ends)
+            (known if counted else later)[place] = ends[chosen]
+            # A gang that is never complete has ever more pods in a place, none of which is counted.
+            for each in ends.keys() - {chosen, max(ends)}:
+                del ends[each]
         return later | recorded | known

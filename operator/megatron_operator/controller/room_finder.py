@@ -69,9 +69,13 @@ class RoomFinder:
         """Find the room of each run again."""
         self._answers.clear()
 
-    def concerns(self, status: StatusBuilder) -> bool:
-        """Whether the run has nodes to leave."""
-        if self._watch is not None and to_leave(status.recovery):
+    def concerns(self, status: StatusBuilder, snapshot: RunSnapshot) -> bool:
+        """Whether the run has nodes to leave, and free devices can be counted if it needs some."""
+        if (
+            self._watch is not None
+            and to_leave(status.recovery)
+            and (self._devices is None or self._devices.can_count(snapshot.pods))
+        ):
             return True
         self._answers.pop(status.key, None)
         return False

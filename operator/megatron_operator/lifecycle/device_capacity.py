@@ -48,7 +48,7 @@ def _selected(selectors: Iterable[Mapping[str, Any]]) -> tuple[str, str | None] 
 def backed_amounts(
     usable: Mapping[DeviceKind, int], resources: Mapping[str, tuple[str, str | None]]
 ) -> dict[str, str]:
-    """Extended resource -> number of a node's untainted devices that back it, as a quantity."""
+    """Extended resource -> number of a node's usable devices that back it, as a quantity."""
     amounts = {
         name: sum(
             count
@@ -64,20 +64,18 @@ def limited(
     fits: Mapping[str, int],
     needed: Mapping[DeviceKind, int],
     usable: Mapping[str, Mapping[DeviceKind, int]],
-    taken: Mapping[str, Mapping[DeviceKind, int]],
 ) -> dict[str, int]:
     """The part of `fits` for which there are devices.
 
     Args:
         fits: Number of pods that fit on each node by its resources.
         needed: Devices that a pod claims.
-        usable: Untainted devices by node.
-        taken: Those that claims of others hold, by node.
+        usable: Untainted devices that no others hold, by node.
     """
     result = {}
     for node, count in fits.items():
-        of_node, held = usable.get(node, {}), taken.get(node, {})
-        room = min((of_node.get(kind, 0) - held.get(kind, 0)) // amount for kind, amount in needed.items())
+        of_node = usable.get(node, {})
+        room = min(of_node.get(kind, 0) // amount for kind, amount in needed.items())
         if min(count, room) > 0:
             result[node] = min(count, room)
     return result

@@ -15,6 +15,8 @@ NO_EXECUTE: Final = "NoExecute"
 BLOCKING: Final = frozenset({NO_SCHEDULE, NO_EXECUTE})
 """Effects that keep pods from a device; any other, `None` among them, only informs."""
 _SELECTED: Final = ("driver", "pool", "device")
+_DEVICE: Final = "device "
+_WITH_TAINT: Final = " with taint "
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -139,13 +141,14 @@ def claims_of(pod: Object) -> tuple[str, ...]:
 
 
 def allocations(claim: Object) -> tuple[Allocation, ...]:
-    """The devices that are allocated to a claim."""
+    """The devices that are allocated to a claim; not those that it may only monitor, by `adminAccess`."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return tuple(
         Allocation(
             DeviceId(each["driver"], each["pool"], each["device"]), tuple(each.get("tolerations") or ())
         )
         for each in (allocation.get("devices") or {}).get("results") or ()
+        if not each.get("adminAccess")
     )
 
 
@@ -158,11 +161,22 @@ def signs(tainted: Mapping[DeviceId, Collection[DeviceTaint]], used: Iterable[Al
     return frozenset(_sign(device, taints) for device, taints in found.items() if taints)
 
 
+def recorded_device(recorded: str) -> DeviceId | None:
+    """The device that a recorded text is about; None where that is something else, as a taint of the node."""
+    device, separator, _ = recorded.removeprefix(_DEVICE).partition(_WITH_TAINT)
+    if not separator or not recorded.startswith(_DEVICE):
+        return None
+    driver, _, rest = device.partition("/")  # Only the pool may have slashes.
+    pool, _, name = rest.rpartition("/")
+    return DeviceId(driver, pool, name)
+
+
 def recorded_signs(tainted: Mapping[DeviceId, Collection[DeviceTaint]], recorded: str) -> frozenset[str]:
     """As `signs`, of the device that a recorded text is about: the run that left it no longer uses it."""
-    return frozenset(
-        _sign(device, taints) for device, taints in tainted.items() if recorded.startswith(_prefix(device))
-    )
+    device = recorded_device(recorded)
+    if device is None or device not in tainted:
+        return frozenset()
+    return frozenset({_sign(device, tainted[device])})
 
 
 def eviction_cause(node: str, tainted: Mapping[DeviceId, Collection[DeviceTaint]]) -> str | None:
@@ -185,12 +199,8 @@ def one_text(texts: Iterable[str]) -> str:
     return ordered[0] + (f", and {more} more" if more else "")
 
 
-def _prefix(device: DeviceId) -> str:
-    return f"device {device} with taint "
-
-
 def _sign(device: DeviceId, taints: Iterable[DeviceTaint]) -> str:
-    return _prefix(device) + one_text(map(str, taints))
+    return f"{_DEVICE}{device}{_WITH_TAINT}{one_text(map(str, taints))}"
 
 
 def _taint(taint: Mapping[str, Any], rule: str = "") -> DeviceTaint:

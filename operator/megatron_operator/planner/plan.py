@@ -310,6 +310,7 @@ def _problem(
             dispatcher=resolved.model.moe_token_dispatcher_type,
             gradient_overlap=not on_cpu and asked.overlap_grad_reduce is not False,
             parameter_overlap=not on_cpu and asked.overlap_param_gather is not False,
+            trainers_layers=resolved.computes_sparse_attention,
         ),
     )
 

@@ -107,6 +107,21 @@ def test_rights_on_trainjobs_need_the_backend_or_the_option(
         assert any(f"'{resource}'" in each for each in checks) == (jobs is not None)
 
 
+def test_a_patch_of_a_trainjob_is_checked_field_by_field_because_reading_a_missing_one_denies_it(
+    render: Any,
+) -> None:
+    objects = render({"platform": {"jobBackend": "trainjob"}})
+    [policy] = [each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"]
+    [check] = [
+        each["expression"] for each in policy["spec"]["validations"] if "runtimePatches" in each["expression"]
+    ]
+    tested = re.findall(r"has\(patch\.([\w.]+)\)", check)
+    for number, field in enumerate(tested):
+        parent = field.rpartition(".")[0]
+        assert not parent or (f"!has(patch.{parent}) ||" in check and parent in tested[:number]), field
+    assert {each.rpartition(".")[2] for each in tested} >= {"metadata", "replicatedJobs"}
+
+
 def test_rights_on_priority_classes_need_the_option_and_a_cluster_wide_release(render: Any) -> None:
     with_class = {"platform": {"recoveryPriorityClassName": "recovery"}}
     resource = "priorityclasses.scheduling.k8s.io"

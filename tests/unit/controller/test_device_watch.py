@@ -38,9 +38,12 @@ def rule(version: int = 1, **selector: str) -> dict[str, Any]:
     return {"metadata": {"name": "rule", "resourceVersion": str(version)}, "spec": spec}
 
 
-def claim(node: str, *devices: str, name: str = "gpus", **result: Any) -> dict[str, Any]:
+def claim(
+    node: str, *devices: str, name: str = "gpus", annotation: str | None = None, **result: Any
+) -> dict[str, Any]:
     results = [{"driver": DRIVER, "pool": node, "device": each} | result for each in devices]
-    metadata = {"namespace": "research", "name": name}
+    metadata: dict[str, Any] = {"namespace": "research", "name": name}
+    metadata |= {} if annotation is None else {"annotations": {annotation: "true"}}
     return {"metadata": metadata, "status": {"allocation": {"devices": {"results": results}}}}
 
 
@@ -60,6 +63,7 @@ class Api:
         self.requests: list[str] = []
         self.events: dict[str, asyncio.Queue[dict[str, Any] | Exception]] = {}
         self.refused = False
+        self.unlisted: set[str] = set()
 
     async def served(self, _group: str) -> dict[str, set[str]]:
         self.requests.append("served")
@@ -67,6 +71,8 @@ class Api:
 
     async def versioned_pages(self, resource: Resource, _namespace: None) -> AsyncIterator[Any]:
         self.requests.append(f"list {resource.version}/{resource.plural}")
+        if resource.plural in self.unlisted:
+            raise ApiError(403, "Forbidden", f"cannot list {resource.plural}")
         yield "1", self.objects[resource.plural]
 
     async def pages(self, resource: Resource, _namespace: None) -> AsyncIterator[Any]:
@@ -212,6 +218,60 @@ async def test_the_devices_of_a_slice_that_is_gone_are_gone() -> None:
     assert (watching.watch.nodes(), watching.watch.tainted("a")) == ([], {})
 
 
+async def test_taints_are_known_once_all_that_is_served_has_been_listed() -> None:
+    api = Api(EVERYTHING, slice_of("a"))
+    watching = Watching(api)
+    assert not watching.watch.known(), "what is served is not"
+    await watching.watch.discover()
+    assert not watching.watch.known(), "nothing has been listed"
+    await turns()
+    assert watching.watch.known()
+    assert (await Watching(Api({})).discover()).watch.known(), "there are no devices"
+
+
+async def test_taints_are_not_known_while_slices_may_not_be_listed() -> None:
+    api = Api(EVERYTHING, slice_of("a"))
+    api.unlisted = {"resourceslices"}
+    assert not (await Watching(api).discover()).watch.known()
+
+
+async def test_a_discovery_that_lacks_what_is_still_watched_stops_nothing() -> None:
+    api = Api(EVERYTHING, slice_of("a", XID))
+    watching = await Watching(api).discover()
+    api.groups = {}
+    await watching.discover()
+    assert watching.watch.tainted("a"), "another API server still serves it"
+    await api.deliver("resourceslices", ApiError(404, "NotFound", "no such resource"))
+    await watching.discover()
+    assert not watching.watch.watches()
+
+
+async def test_rules_stay_until_those_of_another_version_have_been_listed() -> None:
+    api = Api(EVERYTHING, slice_of("a"))
+    api.objects["devicetaintrules"] = [rule()]
+    watching = await Watching(api).discover()
+    await api.deliver("devicetaintrules", ApiError(404, "NotFound", "no such version"))
+    api.groups = {"v1": {"resourceslices", "resourceclaims", "devicetaintrules"}}
+    await watching.watch.discover()
+    assert len(watching.watch.tainted("a")) == 2
+    await turns()
+    assert api.requests[-1] == "list v1/devicetaintrules"
+    assert len(watching.watch.tainted("a")) == 2
+
+
+async def test_a_snapshot_does_not_change_with_what_is_watched() -> None:
+    api = Api(EVERYTHING, slice_of("a", XID))
+    api.objects["devicetaintrules"] = [rule(pool="a")]
+    watching = await Watching(api).discover()
+    before = watching.watch.snapshot(["a"])
+    await api.deliver("resourceslices", slice_of("a", version=2), "DELETED")
+    await api.deliver("devicetaintrules", rule(3, pool="a"), "DELETED")
+    assert {device.name: len(taints) for device, taints in before.tainted("a").items()} == {
+        "gpu-0": 2,
+        "gpu-1": 1,
+    }
+
+
 async def test_what_is_no_longer_served_is_forgotten() -> None:
     api = Api(EVERYTHING, slice_of("a"))
     api.objects["devicetaintrules"] = [rule()]
@@ -242,3 +302,4 @@ async def test_a_discovery_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatc
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not watching.watch.watches(), "nothing is left running"
+    assert not watching.watch.known(), "the last reconciles drop no sign"

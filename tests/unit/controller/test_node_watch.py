@@ -97,7 +97,7 @@ def test_heartbeats_and_bookmarks_are_no_change() -> None:
     assert api.watched_from == ["5", "9"]
 
 
-@pytest.mark.parametrize("status", [403, 429, 500, 503])
+@pytest.mark.parametrize("status", [403, 404, 429, 500, 503])
 def test_a_refused_watch_goes_on_without_another_list_and_ever_less_often(
     monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:

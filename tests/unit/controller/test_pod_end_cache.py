@@ -54,6 +54,22 @@ def test_of_counted_pods_the_last_one_counts() -> None:
     assert cause(cache, {}) == f"worker-0: {COUNTED} (exit code 143)"
 
 
+@pytest.mark.parametrize("pods_as_of", [None, COUNTED])
+def test_a_place_whose_pods_fail_again_and_again_keeps_the_ends_that_can_be_the_cause(
+    pods_as_of: str | None,
+) -> None:
+    cache = PodEndCache()
+    cache.add(KEY, ended(COUNTED, 138))
+    for number in range(100):
+        created = f"2026-01-02T00:{number // 60:02}:{number % 60:02}Z"
+        cache.add(KEY, ended(created, 1))
+        found = cause(cache, {}, pods_as_of)
+        assert found == (
+            f"worker-0: {COUNTED} (exit code 138)" if pods_as_of else f"worker-0: {created} (exit code 1)"
+        )
+    assert len(cache._ends[KEY]["run-worker-0"]) <= 2
+
+
 def test_an_end_in_the_status_hides_that_of_a_later_pod_and_not_what_is_known_of_the_counted_one() -> None:
     cache = PodEndCache()
     cache.add(KEY, ended(LATER, 143, deleting=True))

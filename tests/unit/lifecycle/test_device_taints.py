@@ -13,6 +13,7 @@ from megatron_operator.lifecycle.device_taints import (
     eviction_cause,
     read_rule,
     read_slice,
+    recorded_device,
     recorded_signs,
     signs,
 )
@@ -118,6 +119,20 @@ def test_the_devices_of_a_claim_have_the_tolerations_of_their_requests() -> None
     claim = {"status": {"allocation": {"devices": {"results": [result | {"tolerations": [{"key": "a"}]}]}}}}
     assert allocations(claim) == (allocation({"key": "a"}),)
     assert allocations({}) == ()
+
+
+def test_devices_that_a_claim_may_only_monitor_are_not_used() -> None:
+    result = {"request": "all", "driver": GPU.driver, "pool": GPU.pool, "device": GPU.name}
+    results = [result | {"adminAccess": True}, result | {"device": OTHER.name, "adminAccess": False}]
+    claim = {"status": {"allocation": {"devices": {"results": results}}}}
+    assert [each.device for each in allocations(claim)] == [OTHER]
+
+
+def test_the_device_of_a_recorded_text_is_found_also_in_a_pool_with_slashes() -> None:
+    device = DeviceId("gpu.nvidia.com", "rack-1/node-1", "gpu-3")
+    [text] = signs({device: (DRAIN,)}, [allocation(device=device)])
+    assert recorded_device(f"{text}, and 2 more") == device
+    assert recorded_device("node taint device with taint x") is None
 
 
 def test_a_run_that_left_a_device_remembers_it_and_no_other() -> None:

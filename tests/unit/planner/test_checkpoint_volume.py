@@ -67,6 +67,13 @@ def test_a_size_without_room_for_all_of_the_run_has_a_note_where_none_is_deleted
     assert notes(resolve, volume={"size": "400Gi"}, saveInterval=5000) == []
 
 
+def test_where_the_platform_has_the_size_the_fix_is_what_the_recipe_can_set(resolve: Any) -> None:
+    assert notes(resolve, saveInterval=500) == [
+        "checkpoint.volume.size of the platform: 1Ti has room for 9 checkpoints of 104.7 GiB; without keep "
+        "the run's 20 are all kept, which needs 2095Gi: set checkpoint.keep: 8"
+    ]
+
+
 def test_a_size_without_room_for_those_to_keep_is_a_warning() -> None:
     spec = {
         "recipe": "llama3-8b",

@@ -39,7 +39,13 @@ def mistakes(resolve: Resolve, recipe: str = "llama3-8b", **spec: Any) -> list[s
             {"checkpoint": {"saveInterval": 1, "keep": 2}, "training": {"globalBatchSize": 8}},
             "checkpoint.saveInterval 1 saves 104.7 GiB every",
         ),
-        ({"recovery": {"rendezvousTimeout": "1s"}}, "recovery.rendezvousTimeout 1: pods that do not meet"),
+        (
+            {
+                "recovery": {"rendezvousTimeout": "1s"},
+                "per_node": 4,
+            },
+            "recovery.rendezvousTimeout 1: pods that do not meet",
+        ),
         (
             {"recipe": "gpt3-1.3b", "parallelism": {"cpCommType": "a2a"}},
             "cpCommType a2a is not used: CP is 1",
@@ -69,6 +75,7 @@ def test_a_probable_slip_is_warned_of(resolve: Resolve, spec: dict[str, Any], wa
         {"training": {"evalInterval": 100_000_000, "evalIters": 0}},
         {"checkpoint": {"saveInterval": 500}, "training": {"trainIters": 20, "lrWarmupIters": 2}},
         {"checkpoint": {"saveInterval": 100}, "recovery": {"rendezvousTimeout": 60}},
+        {"recovery": {"rendezvousTimeout": 1}},
     ],
 )
 def test_usual_values_are_not_warned_of(resolve: Resolve, spec: dict[str, Any]) -> None:

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.status import Plan
 from megatron_operator.catalog import resolve
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.cli.default_platform import default_platform
@@ -221,3 +223,26 @@ def test_what_deepseek_v4_has_beyond_megatrons_own_fields_is_not_rejected(name: 
     assert planned.memory_per_gpu is not None
     assert planned.expected is not None
     assert [note for note in planned.notes if "rejects" in note or "dropped" in note] == []
+
+
+def planned_v4(count: int, accelerator_type: str, **parallelism: int) -> Plan:
+    asked = {
+        "recipe": "deepseek-v4-flash",
+        "accelerator": {"type": accelerator_type, "count": count},
+        "data": {"mockData": True},
+        "parallelism": parallelism,
+    }
+    return plan(resolve(MegatronRecipeSpec.model_validate(asked), default_platform(), catalog.load()))
+
+
+@pytest.mark.parametrize(("count", "on"), [(64, "h200-sxm"), (128, "b200"), (128, "gb200")])
+def test_deepseek_v4_is_planned_without_virtual_stages_and_fused_kernels(count: int, on: str) -> None:
+    """The trainer's layers have neither."""
+    planned = planned_v4(count, on)
+    assert planned.virtual_pipeline_model_parallel_size is None
+    assert planned.recompute_granularity == "full"
+
+
+def test_the_layers_that_choose_experts_by_token_ids_are_not_split() -> None:
+    with pytest.raises(InvalidRecipeError, match="the first stage has 1 of the 3 layers that choose experts"):
+        planned_v4(256, "h100-sxm", pipelineModelParallelSize=4, decoderFirstPipelineNumLayers=1)

@@ -52,6 +52,12 @@ class DeepseekV4Provider(MLAModelProvider):
         # Its layers compute rotary embeddings and residual streams themselves.
         self.apply_rope_fusion = self.use_fused_mhc = self.apply_dsa_kernel_fusion = False
         self.moe_router_fusion = False
+        # Megatron's overlap of shared experts and its fused activations do not clamp.
+        self.moe_shared_expert_overlap = self.bias_activation_fusion = False
+        if self.recompute_modules:
+            # mla_up_proj is a module of Megatron's own latent attention.
+            kept = [each for each in self.recompute_modules if each != "mla_up_proj"]
+            self.recompute_modules: list[str] | None = kept
         self.moe_router_load_balancing_type = "none"
         super().finalize()
 

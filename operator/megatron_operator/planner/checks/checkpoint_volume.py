@@ -32,7 +32,7 @@ def check_checkpoint_volumes(resolved: ResolvedRecipe, plan: Plan, found: Diagno
         best = bool(checkpoint.keep_best and checkpoint.keep)
         if not _has_room("checkpoint.volume.size", volume.size, each, found, own=own, best=best):
             return
-        _note_those_to_keep(resolved, volume.size, each, found)
+        _note_those_to_keep(resolved, volume.size, each, found, own=own)
     if checkpoint.local is not None:
         _has_room("checkpoint.local.sizeLimit", checkpoint.local.size_limit, each, found, own=True)
 
@@ -62,7 +62,9 @@ def _has_room(field: str, size: str, each: int, found: Diagnostics, *, own: bool
     return False
 
 
-def _note_those_to_keep(resolved: ResolvedRecipe, size: str, each: int, found: Diagnostics) -> None:
+def _note_those_to_keep(
+    resolved: ResolvedRecipe, size: str, each: int, found: Diagnostics, *, own: bool
+) -> None:
     checkpoint = resolved.checkpoint
     room, keep = int(quantity.parse(size) / each), checkpoint.keep
     others = 2 if checkpoint.keep_best else 1
@@ -75,12 +77,16 @@ def _note_those_to_keep(resolved: ResolvedRecipe, size: str, each: int, found: D
             return
         needed = math.ceil(length / checkpoint.save_interval)
         why = f"without keep the run's {needed} are all kept, which needs"
-    if room < needed:
-        found.note(
-            f"checkpoint.volume.size {size} has room for {room} checkpoints of {_shown(each)}; {why} "
-            f"{_rounded_up(needed * each)}: set that size"
-            + (f", or keep {room - others}" if room > others else "")
-        )
+    if room >= needed:
+        return
+    fewer = room - others
+    where, fix = "checkpoint.volume.size", "set that size" + (f", or keep {fewer}" if fewer > 0 else "")
+    if not own:
+        where, fix = f"{where} {_OF_PLATFORM}", f"set checkpoint.keep: {fewer}" if fewer > 0 else fix
+    found.note(
+        f"{where} {size} has room for {room} checkpoints of {_shown(each)}; {why} "
+        f"{_rounded_up(needed * each)}: {fix}"
+    )
 
 
 def _shown(size: int) -> str:

@@ -31,7 +31,7 @@ def probable_mistakes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         *_warm_up(resolved, plan),
         *_intervals(resolved, plan),
         *_frequent_saves(resolved, plan),
-        *_rendezvous(resolved),
+        *_rendezvous(resolved, plan),
         *_repeated_datasets(resolved),
         *_adapters(resolved),
         *_unused_exchange(resolved, plan),
@@ -91,9 +91,9 @@ def _frequent_saves(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
         )
 
 
-def _rendezvous(resolved: ResolvedRecipe) -> Iterator[str]:
+def _rendezvous(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
     limit = resolved.recovery.rendezvous_timeout
-    if limit < _SHORT_RENDEZVOUS:
+    if limit < _SHORT_RENDEZVOUS and plan.nodes > 1:
         yield (
             f"recovery.rendezvousTimeout {limit}: pods that do not meet within {limit} s are all re-created;"
             " the default is 600"

@@ -171,6 +171,7 @@ class Workload:
                 dispatcher=resolved.model.moe_token_dispatcher_type,
                 gradient_overlap=plan.overlap_grad_reduce,
                 parameter_overlap=plan.overlap_param_gather,
+                trainers_layers=resolved.computes_sparse_attention,
             ),
             adapters=Adapters.of(resolved),
             frozen=frozenset(resolved.frozen),
@@ -263,12 +264,16 @@ def execution(
     dispatcher: str | None,
     gradient_overlap: bool = True,
     parameter_overlap: bool = True,
+    trainers_layers: bool = False,
 ) -> Execution:
-    """Kernels and overlaps as the recipe's settings select them."""
+    """Kernels and overlaps as the recipe's settings select them.
+
+    `trainers_layers`: whether sparse attention is computed by layers of the trainer, without fused kernels.
+    """
     return Execution(
         unfused_attention=training.attention_backend in ("unfused", "local")
         or training.transformer_impl == "local",
-        fused_sparse_attention=args.get("dsa-kernel-backend", "none") != "none",
+        fused_sparse_attention=args.get("dsa-kernel-backend", "none") != "none" and not trainers_layers,
         tensor_overlap=bool(parallelism.tp_comm_overlap),
         expert_overlap=bool(args.get("overlap-moe-expert-parallel-comm")),
         gradient_overlap=gradient_overlap,

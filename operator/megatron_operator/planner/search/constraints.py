@@ -70,6 +70,8 @@ class ConstraintContext:
         return self.pod < self.world <= self.nvlink_ranks
 
 
+_HASH_LAYERS = 3
+"""`num_hash_layers` of DeepSeek-V4 Flash and Pro."""
 _P = "spec.parallelism."
 
 
@@ -81,7 +83,7 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     _check_sequence(layout.dims, context, found)
     _check_experts(layout.dims, context, found)
     _check_towers(layout, context, found)
-    _check_compressed_attention(layout.dims, context, found)
+    _check_compressed_attention(layout, context, found)
     _check_shared_selection(layout, context.shape, found)
     if context.shape.per_layer_width and layout.dims.pp > 1:
         # `Gemma4DenseProvider.provide` of Megatron-Bridge.
@@ -215,14 +217,22 @@ def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
     )
 
 
-def _check_compressed_attention(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
+def _check_compressed_attention(layout: Layout, context: ConstraintContext, found: Diagnostics) -> None:
     """DeepSeek-V4's attention is not split over TP (`DSv4HybridAttention`), and over CP for packed sequences
-    alone."""
+    alone. Its first layers choose experts by token ids, which the first stage alone has."""
+    dims, split = layout.dims, layout.split
     if not any(isinstance(kind.attention, Compressed) for kind in distinct_kinds(context.shape)):
         return
     for name, size in (("tensorModelParallelSize", dims.tp), ("contextParallelSize", dims.cp)):
         if size > 1:
             found.error(f"{_P}{name}", f"{size} splits attention with csaCompressRatios", "set 1")
+    if split is not None and split.chunks[0] < _HASH_LAYERS:
+        found.error(
+            f"{_P}{_field_of_split(split)}",
+            f"the first stage has {split.chunks[0]} of the {_HASH_LAYERS} layers that choose experts by"
+            " token ids",
+            "set fewer stages, or more layers for the first one",
+        )
 
 
 def _check_shared_selection(layout: Layout, shape: ModelShape, found: Diagnostics) -> None:

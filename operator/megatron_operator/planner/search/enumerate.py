@@ -160,6 +160,8 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         # They need separators in the hybrid pattern; with a vision tower nothing was trained in them, and
         # Megatron-Bridge builds Falcon-H1 and Llama-Nemotron without them.
         return []
+    if not problem.constraints.virtual_stages:
+        return []
     chunked = [
         trial
         for virtual in divisors(math.gcd(*split.counted))[1:]
