@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from megatron_trainer.data import chats_command
 
 from testkit.fine_tuned import Case
 from testkit.image_models import ImageFamily
 from testkit.weights.warm import WarmConverter
-from tests.trainer.bridge_run import rendered_preparation
+from tests.trainer.bridge_run import RecipeGang, rendered_preparation
+from tests.trainer.warm_process import WarmProcess
 
 SAMPLES, ITERATIONS, SAVED_EVERY = 24, 4, 2
 type Volumes = Callable[[str], Path]
@@ -75,3 +77,42 @@ def data_volumes(
         return folder
 
     return make
+
+
+def undisturbed_and_killed(
+    wanted: dict[str, Any],
+    longer: dict[str, Any],
+    volume: Path,
+    folders: pytest.TempPathFactory,
+    warm_bridge: WarmProcess,
+) -> RecipeGang:
+    """Run `wanted`, of ITERATIONS, and `longer` until then with a killed rank: their losses are equal.
+
+    Returns the undisturbed run.
+    """
+    prepare(wanted, volume)
+    undisturbed = RecipeGang(folders.mktemp("undisturbed"), warm_bridge, volume, wanted)
+    undisturbed.run_to_end()
+    prepare(longer, volume)
+    killed = RecipeGang(folders.mktemp("killed"), warm_bridge, volume, longer)
+    killed.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
+
+    expected = undisturbed.distinct_losses()
+    assert sorted(expected) == list(range(1, ITERATIONS + 1))
+    assert killed.distinct_losses(until=ITERATIONS) == expected
+    assert killed.incidents()[0]["resumedFrom"] >= SAVED_EVERY
+    return undisturbed
+
+
+def trained(
+    wanted: dict[str, Any], data: dict[str, Any], volume: Path, folder: Path, warm_bridge: WarmProcess
+) -> RecipeGang:
+    """Run a recipe of SAVED_EVERY iterations on its samples, or on `data` in place of them."""
+    if data:
+        wanted["data"] = {"volume": {"claimName": "corpus"}} | data
+    else:
+        prepare(wanted, volume)
+    run = RecipeGang(folder, warm_bridge, volume, wanted)
+    run.run_to_end()
+    assert sorted(run.losses()) == list(range(1, SAVED_EVERY + 1))
+    return run

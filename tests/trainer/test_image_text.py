@@ -31,6 +31,8 @@ from tests.trainer.sample_runs import (
     name_of,
     prepare,
     recipe,
+    trained,
+    undisturbed_and_killed,
 )
 from tests.trainer.warm_process import WarmProcess
 
@@ -243,18 +245,10 @@ def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one_and_is_expor
     warm_bridge: WarmProcess,
     converter: WarmConverter,
 ) -> None:
-    volume, wanted, longer = volumes(case.family), spec(case, ITERATIONS), spec(case, 100)
-    prepare(wanted, volume)
-    undisturbed = RecipeGang(tmp_path_factory.mktemp("undisturbed"), warm_bridge, volume, wanted)
-    undisturbed.run_to_end()
-    prepare(longer, volume)
-    run = RecipeGang(tmp_path_factory.mktemp("killed"), warm_bridge, volume, longer)
-    run.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
-
-    expected = undisturbed.distinct_losses()
-    assert sorted(expected) == list(range(1, ITERATIONS + 1))
-    assert run.distinct_losses(until=ITERATIONS) == expected
-    assert run.incidents()[0]["resumedFrom"] >= SAVED_EVERY
+    volume = volumes(case.family)
+    undisturbed = undisturbed_and_killed(
+        spec(case, ITERATIONS), spec(case, 100), volume, tmp_path_factory, warm_bridge
+    )
     assert_exported(undisturbed, case, volume, converter)
 
 
@@ -271,15 +265,8 @@ def test_a_model_is_trained_on_pictures_and_exported(
     warm_bridge: WarmProcess,
     converter: WarmConverter,
 ) -> None:
-    volume, wanted = volumes(case.family), spec(case, SAVED_EVERY)
-    if data:
-        wanted["data"] = {"volume": {"claimName": "corpus"}} | data
-    else:
-        prepare(wanted, volume)
-    run = RecipeGang(tmp_path, warm_bridge, volume, wanted)
-    run.run_to_end()
-
-    assert sorted(run.losses()) == [1, 2]
+    volume = volumes(case.family)
+    run = trained(spec(case, SAVED_EVERY), data, volume, tmp_path, warm_bridge)
     assert_exported(run, case, volume, converter)
 
 

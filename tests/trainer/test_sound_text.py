@@ -32,6 +32,8 @@ from tests.trainer.sample_runs import (
     name_of,
     prepare,
     recipe,
+    trained,
+    undisturbed_and_killed,
 )
 from tests.trainer.warm_process import WarmProcess
 
@@ -234,18 +236,8 @@ def test_a_tar_file_that_was_rewritten_since_it_was_prepared_is_an_error_that_na
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     volumes: Volumes, tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess
 ) -> None:
-    volume, wanted, longer = volumes(SFT.family), spec(SFT, ITERATIONS), spec(SFT, 100)
-    prepare(wanted, volume)
-    undisturbed = RecipeGang(tmp_path_factory.mktemp("undisturbed"), warm_bridge, volume, wanted)
-    undisturbed.run_to_end()
-    prepare(longer, volume)
-    run = RecipeGang(tmp_path_factory.mktemp("killed"), warm_bridge, volume, longer)
-    run.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
-
-    expected = undisturbed.distinct_losses()
-    assert sorted(expected) == list(range(1, ITERATIONS + 1))
-    assert run.distinct_losses(until=ITERATIONS) == expected
-    assert run.incidents()[0]["resumedFrom"] >= SAVED_EVERY
+    volume = volumes(SFT.family)
+    undisturbed_and_killed(spec(SFT, ITERATIONS), spec(SFT, 100), volume, tmp_path_factory, warm_bridge)
 
 
 @pytest.mark.parametrize(
@@ -261,15 +253,8 @@ def test_a_model_is_trained_on_sound_and_exported(
     warm_bridge: WarmProcess,
     converter: WarmConverter,
 ) -> None:
-    volume, wanted = volumes(case.family), spec(case, SAVED_EVERY)
-    if data:
-        wanted["data"] = {"volume": {"claimName": "corpus"}} | data
-    else:
-        prepare(wanted, volume)
-    run = RecipeGang(tmp_path, warm_bridge, volume, wanted)
-    run.run_to_end()
-
-    assert sorted(run.losses()) == [1, 2]
+    volume = volumes(case.family)
+    run = trained(spec(case, SAVED_EVERY), data, volume, tmp_path, warm_bridge)
     assert_exported(run, case, volume, converter)
 
 
