@@ -12,7 +12,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import resolve
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.cli.default_platform import default_platform
-from megatron_operator.planner import plan
+from megatron_operator.planner import admit, plan
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layer_pattern import ratio_pattern
@@ -241,6 +241,18 @@ def test_deepseek_v4_is_planned_without_virtual_stages_and_fused_kernels(count: 
     planned = planned_v4(count, on)
     assert planned.virtual_pipeline_model_parallel_size is None
     assert planned.recompute_granularity == "full"
+
+
+def test_virtual_stages_are_not_proposed_for_layers_that_have_none() -> None:
+    asked = {
+        "recipe": "deepseek-v4-flash",
+        "accelerator": {"type": "b300", "count": 96},
+        "data": {"mockData": True},
+        "init": {"modelFolder": "/checkpoints/model"},
+    }
+    run = admit("run", MegatronRecipeSpec.model_validate(asked), default_platform(), catalog.load())
+    [bubble] = [each for each in run.warnings if "pipeline bubble" in each]
+    assert bubble.endswith("of a step: a larger globalBatchSize would help")
 
 
 def test_the_layers_that_choose_experts_by_token_ids_are_not_split() -> None:

@@ -9,6 +9,7 @@ import math
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
 from megatron_operator.planner.checks.precision import computes_in_fp4
@@ -138,7 +139,9 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     notes, model = [], resolved.model
     if plan.pipeline_model_parallel_size > 1 and plan.expected is not None and plan.expected.bubble > 0.1:
         bubble = f"{plan.expected.bubble:.0%}"
-        if model.heterogeneous_layers is not None or model.mamba_beside_attention:
+        function = resolved.function.function if resolved.engine == "bridge" and resolved.function else None
+        whole = function is not None and not bridge_support.has_virtual_stages(function)
+        if whole or model.heterogeneous_layers is not None or model.mamba_beside_attention:
             # These are built without virtual stages.
             notes.append(f"the pipeline bubble is {bubble} of a step: a larger globalBatchSize would help")
         else:
