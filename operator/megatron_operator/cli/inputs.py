@@ -193,21 +193,47 @@ def _apply_overrides(options: RecipeOptions, resource: dict[str, Any]) -> None:
 
 
 def set_field(resource: dict[str, Any], path: str, value: Any) -> None:
-    """Set a field below `spec` of a MegatronRecipe object. Raises CommandError."""
-    target = resource.setdefault("spec", {})
-    *parents, leaf = path.split(".", 1) if path.startswith("megatronArgs.") else path.split(".")
-    for parent in parents:
-        if not isinstance(target, dict):
-            break
-        target = target.setdefault(parent, {})
-    if not isinstance(target, dict):
-        raise CommandError(f"spec.{path}", "its parent is not an object", "set a field of an object")
-    if _names_data([*parents, leaf]):
-        resource["spec"]["data"].pop("mockData", None)
-    target[leaf] = value
+    """Set a field below `spec` of a MegatronRecipe object; `name[N]` is an item of a list, or the next one.
+
+    Raises CommandError.
+    """
+    steps = _steps(path)
+    target: Any = resource
+    if _names_data(steps) and isinstance(data := resource.get("spec", {}).get("data"), dict):
+        data.pop("mockData", None)
+    for step, following in zip(["spec", *steps], [*steps, None], strict=True):
+        if isinstance(step, int):
+            if not isinstance(target, list):
+                raise CommandError(f"spec.{path}", "has an index for what is not a list", "leave it out")
+            if step > len(target):
+                fix = f"set item {len(target)} first"
+                raise CommandError(f"spec.{path}", f"its list has {len(target)} items", fix)
+            target += [None] if step == len(target) else []
+        elif not isinstance(target, dict):
+            raise CommandError(f"spec.{path}", "its parent is not an object", "set a field of an object")
+        if following is None:
+            target[step] = value
+            return
+        below = target[step] if isinstance(step, int) else target.get(step)
+        if below is None:
+            target[step] = below = [] if isinstance(following, int) else {}
+        target = below
 
 
-def _names_data(path: list[str]) -> bool:
+def _steps(path: str) -> list[str | int]:
+    """Names and indices: `data.blend[0].path` becomes data, blend, 0, path; flags may have dots."""
+    names = path.split(".", 1) if path.startswith("megatronArgs.") else path.split(".")
+    found: list[str | int] = []
+    for name in names:
+        plain, *indices = re.split(r"\[(\d+)\]", name)
+        found += [plain, *map(int, indices[::2])]
+        if any(indices[1::2]) or not plain or "[" in plain:
+            fix = "write for example data.blend[0].path=/data/corpus"
+            raise CommandError(f"spec.{path}", f"{name!r} is not a field", fix)
+    return found
+
+
+def _names_data(path: list[str | int]) -> bool:
     """Whether a field is a data source, or a part of one, beside which no random tokens are read."""
     return path[0] == "data" and path[1:2] in [
         [each] for each in ("blend", "datasetRoot", "prepare", "sources")
@@ -219,6 +245,15 @@ def complete_recipe(_ctx: click.Context, _param: click.Parameter, incomplete: st
     from megatron_operator import catalog
 
     return [CompletionItem(name) for name in catalog.load().names() if name.startswith(incomplete)]
+
+
+def complete_family(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Families of the catalog's recipes that start with `incomplete`."""
+    from megatron_operator import catalog
+
+    entries = catalog.load()
+    families = sorted({entries.get(name).family for name in entries.names()})
+    return [CompletionItem(family) for family in families if family.startswith(incomplete)]
 
 
 def complete_accelerator(

@@ -1,7 +1,7 @@
 """Settings that `megatron plan` proposes, each planned with, so that it is accepted and its gain is real."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,8 @@ _SIZES: Final = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
+_NEAR: Final = 1 / 8
+"""Share of a global batch by which another one may differ to be proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ def proposals(
 ) -> list[Proposal]:
     """Settings that the recipe leaves open and that gain more than the estimate's error, the best first.
 
-    One of them is the fastest of the `alternatives`, the layouts beside a published one. Last are all others
-    together that keep the numerics, and for which the image has what they need. Where settings gain no more
-    than fewer of them, they are left out.
+    One of them is the fastest of the `alternatives`, the layouts beside a published one, and one a global
+    batch that more layouts divide. Last are all others together that keep the numerics, and for which the
+    image has what they need. Where settings gain no more than fewer of them, they are left out.
     """
     from megatron_operator.planner.search.rank import EQUAL_SPEED
     from megatron_operator.planner.switches import promising, together
@@ -66,6 +68,9 @@ def proposals(
     layout = _other_layout(planned, alternatives)
     if layout and (faster := _tried(options, recipe, planned, layout)):
         found.append(faster)
+    batches = (_tried(options, recipe, planned, batch) for batch in _near_batches(planned))
+    if fastest := max(filter(None, batches), key=lambda each: each.gain, default=None):
+        found.append(fastest)
     found.sort(key=lambda each: -each.gain)
     whole = _tried(options, recipe, planned, combined, together=True) if combined else None
     best = max((each.gain for each in found if whole and _includes(whole, each)), default=0.0)
@@ -97,6 +102,18 @@ def _other_layout(planned: "PlannedRun", alternatives: "Sequence[Alternative]") 
     if fastest.micro_batch_size != plan.micro_batch_size:
         sizes["training.microBatchSize"] = fastest.micro_batch_size
     return Switch(sizes, "not the published layout")
+
+
+def _near_batches(planned: "PlannedRun") -> "Iterator[Switch]":
+    """Global batches within an eighth of the run's that more of the accelerators divide."""
+    from megatron_operator.planner.divisors import divisors
+    from megatron_operator.planner.switches import Switch
+
+    batch, world = planned.plan.global_batch_size, planned.plan.world_size
+    units = [unit for unit in divisors(world) if unit <= batch * _NEAR and batch % unit]
+    sizes = {near for unit in units[-2:] for near in (batch // unit * unit, batch // unit * unit + unit)}
+    for size in sorted(sizes):
+        yield Switch({"training.globalBatchSize": size}, f"instead of {batch}", numerics=True)
 
 
 def _includes(proposal: Proposal, other: Proposal) -> bool:

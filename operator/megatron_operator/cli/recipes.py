@@ -15,6 +15,7 @@ from megatron_operator.cli.inputs import (
     Count,
     ModeChoice,
     complete_accelerator,
+    complete_family,
     complete_recipe,
     single_option,
 )
@@ -41,7 +42,9 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command("list")
-@single_option("--family", metavar="NAME", help="Only recipes of this family.")
+@single_option(
+    "--family", metavar="NAME", shell_complete=complete_family, help="Only recipes of this family."
+)
 @single_option("--mode", type=ModeChoice(), help="Only recipes of this purpose.")
 @single_option("--engine", type=click.Choice(["megatron", "bridge"]), help="Only recipes of this engine.")
 @single_option("--gpus", type=Count(min=1), metavar="N", help="Only those published for N accelerators.")

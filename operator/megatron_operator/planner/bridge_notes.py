@@ -34,6 +34,7 @@ def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
                     *diffusion_plan.notes(resolved, plan),
                     *_adapter_notes(resolved, plan),
                     *_frozen_notes(resolved, plan),
+                    *_length_notes(resolved, plan),
                     *_sample_notes(resolved, plan),
                     *_dispatcher_notes(resolved),
                     note,
@@ -79,6 +80,18 @@ def _dispatcher_notes(resolved: ResolvedRecipe) -> Iterator[str]:
     if (left_out := resolved.replaced_dispatcher) is not None:
         name = function_name(resolved)
         yield f"left out of {name}: {left_out.setting}, {left_out.reason}; alltoall is used"
+
+
+def _length_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
+    """Functions bring lengths of 20 to 300,000 iterations, of which none knows the recipe's data."""
+    length, batch = iterations(resolved.training), plan.global_batch_size
+    is_own = resolved.is_set_by_user("training.trainIters")
+    if not resolved.fine_tunes or length is None or is_own or resolved.training.train_iters is None:
+        return
+    yield (
+        f"training.trainIters {length:,} is that of {function_name(resolved)}, {length * batch:,} samples:"
+        f" for epochs of your data set epochs x samples / {batch:,}"
+    )
 
 
 def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The objects that the chart installs, and the values that it refuses."""
 
 import contextlib
+import re
 import ssl
 from base64 import b64decode
 from pathlib import Path
@@ -305,3 +306,23 @@ def test_invalid_values_are_refused_with_their_path(values: dict[str, Any], wher
     with pytest.raises(ValueError, match="values don't meet the specifications") as refused:
         render(values)
     assert where in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"webhook": {"enabled": True, "port": 8080}}, "webhook.port: 8080 is the port of the health probes"),
+        ({"metrics": {"enabled": True, "port": 8080}}, "metrics.port: 8080 is the port of the health probes"),
+        (
+            {"metrics": {"enabled": True}, "webhook": {"enabled": True, "port": 9090}},
+            "webhook.port: 9090 is the port of metrics.port",
+        ),
+    ],
+)
+def test_ports_of_one_pod_differ(values: dict[str, Any], message: str, render: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        render(values)
+
+
+def test_the_port_of_what_is_disabled_is_free(render: Any) -> None:
+    render({"metrics": {"enabled": False}, "webhook": {"enabled": True, "port": 9090}})

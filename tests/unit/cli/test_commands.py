@@ -92,6 +92,31 @@ def test_set_overrides_a_field_of_the_file(recipe: Path) -> None:
     assert json.loads(plan.stdout)["worldSize"] == 32
 
 
+def test_set_takes_items_of_a_list_one_after_the_other() -> None:
+    items = ("--set=data.blend[0].path=a", "--set=data.blend[0].weight=0.3", "--set=data.blend[1].path=b")
+    rest = ("--set=data.blend[1].weight=0.7", "--set=data.volume.claimName=corpus")
+    words = json.loads(megatron("args", *LLAMA, *items, *rest, "-o", "json").stdout)
+    assert words[words.index("--data-path") + 1 :][:4] == ["0.3", "/data/a", "0.7", "/data/b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("data.blend[1].path", "its list has 0 items; set item 0 first"),
+        ("data[0].path", "has an index for what is not a list; leave it out"),
+        (
+            "data.blend[x].path",
+            "'blend[x]' is not a field; write for example data.blend[0].path=/data/corpus",
+        ),
+        ("data..path", "'' is not a field; write"),
+    ],
+)
+def test_a_path_of_set_that_leads_nowhere_is_refused(path: str, problem: str) -> None:
+    done = megatron("plan", *LLAMA, f"--set={path}=a")
+    assert done.exit_code == 2
+    assert f"spec.{path}: {problem}" in done.output
+
+
 def test_numbers_are_parsed_as_kubectl_parses_them(recipe: Path) -> None:
     words = json.loads(megatron("args", "-f", str(recipe), "-o", "json").stdout)
     assert words[words.index("--lr") + 1] == "0.0003"
@@ -261,6 +286,7 @@ def test_completion_prints_a_script(shell: str) -> None:
         (("pl",), ["plan\tShow the layout of a run on its...", ":4"]),
         (("plan", "--recipe", "llama3-8b-f"), ["llama3-8b-fp8", ":4"]),
         (("plan", "--accelerator", "b30"), ["b300", ":4"]),
+        (("recipes", "list", "--family", "mixt"), ["mixtral", ":4"]),
         (("plan", "-f", ""), [":0"]),
     ],
 )

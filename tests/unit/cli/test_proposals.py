@@ -41,6 +41,19 @@ def test_a_layout_that_beats_the_published_one_is_proposed_with_all_that_sets_it
     assert not any(each["caveat"] == "not the published layout" for each in plan(*SMALL)["proposals"])
 
 
+@pytest.mark.parametrize(("batch", "near"), [(500, 512), (127, 128)])
+def test_a_batch_that_few_layouts_divide_has_a_faster_one_beside_it(batch: int, near: int) -> None:
+    run = ("--recipe", "llama3-8b", "--gpus", "64", "--accelerator", "h100-sxm")
+    before = plan(*run, f"--set=training.globalBatchSize={batch}")
+    (other,) = [each for each in before["proposals"] if "training.globalBatchSize" in each["settings"]]
+    assert other["settings"] == {"training.globalBatchSize": near}
+    assert other["changesNumerics"]
+    assert other["speedChange"] > 0.2
+    after = plan(*run, f"--set=training.globalBatchSize={near}")
+    assert after["globalBatchSize"] == near
+    assert not any("training.globalBatchSize" in each["settings"] for each in after["proposals"])
+
+
 def test_a_setting_that_was_taken_is_not_proposed_again() -> None:
     again = plan(*SMALL, "--set", "parallelism.tpCommOverlap=true")["proposals"]
     assert not any("parallelism.tpCommOverlap" in each["settings"] for each in again)

@@ -70,6 +70,16 @@ def test_a_length_in_tokens_becomes_iterations() -> None:
     assert overrides("llama3.1-8b-sft", training=training)["train.train_iters"] == 381
 
 
+@pytest.mark.parametrize(
+    ("training", "is_noted"), [({}, True), ({"trainIters": 700}, False), ({"trainTokens": "100M"}, False)]
+)
+def test_a_length_that_only_the_function_has_is_pointed_out(training: dict[str, Any], is_noted: bool) -> None:
+    notes = planned("llama3.1-8b-sft", training=training).plan.notes
+    found = [each for each in notes if each.startswith("training.trainIters ")]
+    expected = "is that of llama31_8b_sft_2gpu_h100_bf16_config, 8,000 samples"
+    assert [expected in each for each in found] == ([True] if is_noted else [])
+
+
 def test_adapters_are_those_of_the_function_unless_the_recipe_sets_them() -> None:
     found = overrides("llama3.1-8b-lora", peft={"type": "dora", "targetModules": ["linear_qkv"]})
     assert (found["peft.scheme"], found["peft.dim"], found["peft.alpha"]) == ("dora", 8, 16)

@@ -13,9 +13,10 @@ from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
 from megatron_operator.planner.checks.precision import computes_in_fp4
-from megatron_operator.planner.checks.probable_mistakes import probable_mistakes
+from megatron_operator.planner.checks.probable_mistakes import FAST_WRITES, probable_mistakes
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.offloading import offloaded_bytes
 from megatron_operator.planner.save_interval import save_interval
@@ -226,9 +227,11 @@ def _rarely_saved(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     lost, shorter = min(every, length) * step, save_interval(step, length)
     if lost <= _LONGEST_LOSS or shorter >= every:
         return []
+    rate = (checkpoint_bytes(resolved, plan) or 0) / GIB / (shorter * step)
+    taken = f", for which the volume has to take {rate:.1f} GiB/s" if rate > FAST_WRITES else ""
     return [
         f"checkpoint.saveInterval {every}: a failure makes the run repeat up to {duration(lost)} of training;"
-        f" {shorter} would save every {duration(shorter * step)}"
+        f" {shorter} would save every {duration(shorter * step)}{taken}"
     ]
 
 

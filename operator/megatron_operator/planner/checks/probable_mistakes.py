@@ -20,8 +20,8 @@ _SHORT_RENDEZVOUS: Final = 60
 """Seconds within which pods of several nodes hardly all start."""
 _FREQUENT_SAVES: Final = 60.0
 """Seconds between two checkpoints that few runs need."""
-_FAST_WRITES: Final = 1.0
-"""GiB per second that a volume has to take for them."""
+FAST_WRITES: Final = 1.0
+"""GiB per second from which the rate that checkpoints need of a volume is shown."""
 
 
 def probable_mistakes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
@@ -84,7 +84,7 @@ def _frequent_saves(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
         return
     seconds = every * plan.expected.step_seconds
     size = (checkpoint_bytes(resolved, plan) or 0) / GIB
-    if seconds < _FREQUENT_SAVES and size / seconds > _FAST_WRITES:
+    if seconds < _FREQUENT_SAVES and size / seconds > FAST_WRITES:
         yield (
             f"checkpoint.saveInterval {every:,} saves {size:.1f} GiB every {duration(seconds)}: the volume"
             f" has to take {size / seconds:.1f} GiB/s"
