@@ -1,7 +1,8 @@
 """Builds everything that a release has, besides images, into dist/: `make release`.
 
 Wheels of operator, contract and trainer, the chart, the CRD, a bill of materials (CycloneDX) of each image's
-locked packages, and SHA256SUMS of all of it.
+locked packages, and SHA256SUMS of all of it. Images are built for each architecture by the release workflow;
+with `--images` the chart has their digests as defaults.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -26,6 +28,13 @@ LOCKS: Final = {
     "megatron-trainer-cpu": "trainer-image/requirements-cpu.txt",
 }
 """Image -> its lock file. Packages of the base images are in none of them."""
+VALUES: Final = {
+    "megatron-operator": ("image",),
+    "megatron-trainer": ("platform", "image"),
+    "megatron-trainer-bridge": ("platform", "bridgeImage"),
+}
+"""Image -> the value of the chart that names it."""
+_DIGEST: Final = re.compile(r"(?:[^\s@]+/)?([^\s/@:]+)@sha256:[0-9a-f]{64}")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)", re.M)
 
 
@@ -77,8 +86,39 @@ def check_tag(tag: str, version: str) -> None:
         raise ReleaseError(f"{version} is no release; delete the tag {tag}, and see CONTRIBUTING.md")
 
 
-def build(target: Path, helm: str, *, dirty: bool) -> list[Path]:
-    """Build all files into an empty `target`; returns them. Raises ReleaseError."""
+def read_images(text: str) -> dict[str, str]:
+    """Lines `REGISTRY/NAME@sha256:DIGEST`, one for each image of VALUES, by name. Raises ReleaseError."""
+    found: dict[str, str] = {}
+    for line in text.split():
+        match = _DIGEST.fullmatch(line)
+        if match is None or match[1] not in VALUES or match[1] in found:
+            raise ReleaseError(f"{line}: write REGISTRY/NAME@sha256:DIGEST, once for {', '.join(VALUES)}")
+        found[match[1]] = line
+    if missing := VALUES.keys() - found.keys():
+        raise ReleaseError(f"no digest of {', '.join(sorted(missing))}")
+    return found
+
+
+def name_images(values: str, images: dict[str, str]) -> str:
+    """`values.yaml` with the images as defaults, and its comments as they are. Raises ReleaseError."""
+    platform = "".join(
+        f"\n  {VALUES[name][1]}: {image}" for name, image in images.items() if VALUES[name][1:]
+    )
+    for pattern, line in (
+        (r"^image: .*$", f"image: {images['megatron-operator']}"),
+        (r"^platform: \{\}$", f"platform:{platform}"),
+    ):
+        values, replaced = re.subn(pattern, line, values, flags=re.M)
+        if replaced != 1:
+            raise ReleaseError(f"values.yaml has {replaced} lines {pattern}")
+    return values
+
+
+def build(target: Path, helm: str, *, dirty: bool, images: dict[str, str] | None = None) -> list[Path]:
+    """Build all files into an empty `target`; returns them. Raises ReleaseError.
+
+    `images` are those of `read_images`, which the chart installs; None leaves its defaults.
+    """
     version = (ROOT / "VERSION").read_text().strip()
     if not dirty and _git("status", "--porcelain"):
         raise ReleaseError("the checkout has changes that are not committed; commit them, or give --dirty")
@@ -86,10 +126,16 @@ def build(target: Path, helm: str, *, dirty: bool) -> list[Path]:
     committed = int(_git("log", "-1", "--format=%ct"))
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for project in PROJECTS:
-        _run(sys.executable, "-m", "uv", "build", "--quiet", "--wheel", "--out-dir", str(target), project)
-        shutil.rmtree(ROOT / project / "build", ignore_errors=True)
-    _run(helm, "package", "charts/megatron-operator", "--destination", str(target))
+    with tempfile.TemporaryDirectory() as folder:
+        # A copy: builds of wheels leave folders in the tree, and the chart's values are changed.
+        tree = _copied(Path(folder))
+        for project in PROJECTS:
+            uv = (sys.executable, "-m", "uv", "build", "--quiet", "--wheel")
+            _run(*uv, "--out-dir", str(target.absolute()), project, at=tree)
+        values = tree / "charts" / "megatron-operator" / "values.yaml"
+        if images is not None:
+            values.write_text(name_images(values.read_text(), images))
+        _run(helm, "package", str(values.parent), "--destination", str(target.absolute()), at=tree)
     shutil.copy(ROOT / "crds" / "megatronrecipes.yaml", target)
     for image, lock in LOCKS.items():
         bill = bill_of_materials(image, version, (ROOT / lock).read_text(), committed)
@@ -107,8 +153,17 @@ def _git(*arguments: str) -> str:
     ).stdout.strip()
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def _copied(folder: Path) -> Path:
+    """A copy of the checkout without what git ignores."""
+    for name in _git("ls-files", "--cached", "--others", "--exclude-standard").splitlines():
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def _run(*command: str, at: Path) -> None:
+    done = subprocess.run(command, cwd=at, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
 
@@ -130,6 +185,7 @@ def main() -> int:
     parser.add_argument("--target", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
     parser.add_argument("--helm", default=found, help="default: that of PATH, or of the local cluster")
     parser.add_argument("--dirty", action="store_true", help="also with changes that are not committed")
+    parser.add_argument("--images", type=Path, help="lines REGISTRY/NAME@sha256:DIGEST, for the chart")
     parser.add_argument("--check-tag", metavar="TAG", help="only check that a tag is that of VERSION")
     options = parser.parse_args()
     if options.check_tag is not None:
@@ -139,7 +195,8 @@ def main() -> int:
             "there is no helm on PATH; install it, or build the local cluster's with make cluster-up"
         )
     try:
-        files = build(options.target, options.helm, dirty=options.dirty)
+        images = read_images(options.images.read_text()) if options.images else None
+        files = build(options.target, options.helm, dirty=options.dirty, images=images)
     except ReleaseError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,10 +1,13 @@
 """What a release contains, and how its version is set."""
 
+import hashlib
 import re
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts import release, set_version
 
@@ -50,6 +53,60 @@ def test_a_tag_of_another_version_or_of_none_that_is_released_is_refused(
 ) -> None:
     with pytest.raises(release.ReleaseError, match=re.escape(message)):
         release.check_tag(tag, version)
+
+
+IMAGES = {name: f"ghcr.io/owner/{name}@sha256:{number:064x}" for number, name in enumerate(release.VALUES)}
+
+
+def test_the_chart_of_a_release_installs_its_images_by_digest() -> None:
+    values = (ROOT / "charts" / "megatron-operator" / "values.yaml").read_text()
+    named = yaml.safe_load(release.name_images(values, release.read_images("\n".join(IMAGES.values()))))
+    before = yaml.safe_load(values)
+    assert named["image"] == IMAGES["megatron-operator"]
+    assert named["platform"] == {
+        "image": IMAGES["megatron-trainer"],
+        "bridgeImage": IMAGES["megatron-trainer-bridge"],
+    }
+    others = {key: value for key, value in before.items() if key not in ("image", "platform")}
+    assert {key: named[key] for key in others} == others
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (list(IMAGES.values())[:2], "no digest of megatron-trainer-bridge"),
+        (["ghcr.io/owner/megatron-operator:1.0"], "megatron-operator:1.0: write REGISTRY/NAME@sha256:DIGEST"),
+        (["ghcr.io/owner/other@sha256:" + "0" * 64], "once for megatron-operator, megatron-trainer"),
+        ([*IMAGES.values(), IMAGES["megatron-operator"]], "once for megatron-operator"),
+    ],
+)
+def test_images_without_a_digest_for_each_are_refused(lines: list[str], message: str) -> None:
+    with pytest.raises(release.ReleaseError, match=re.escape(message)):
+        release.read_images("\n".join(lines))
+
+
+def test_a_release_has_wheels_chart_crd_and_bills_with_their_checksums(tmp_path: Path) -> None:
+    built = ROOT / ".cluster" / "bin" / "helm"
+    helm = str(built) if built.exists() else shutil.which("helm")
+    if helm is None:
+        pytest.skip("no helm: neither .cluster/bin/helm (built by `make cluster-up`) nor one on PATH")
+    files = release.build(tmp_path / "dist", helm, dirty=True, images=IMAGES)
+    version = (ROOT / "VERSION").read_text().strip()
+    names = {path.name for path in files}
+    assert {f"{image}-{version}.cdx.json" for image in release.LOCKS} <= names
+    assert {f"megatron-operator-{version}.tgz", "megatronrecipes.yaml", "SHA256SUMS"} <= names
+    assert {name.split("-")[0] for name in names if name.endswith(".whl")} == {
+        "megatron_contract",
+        "megatron_operator",
+        "megatron_trainer",
+    }
+    with tarfile.open(tmp_path / "dist" / f"megatron-operator-{version}.tgz") as chart:
+        member = chart.extractfile("megatron-operator/values.yaml")
+        assert member is not None
+        assert yaml.safe_load(member)["image"] == IMAGES["megatron-operator"]
+    sums = (tmp_path / "dist" / "SHA256SUMS").read_text().split()
+    for digest, name in zip(sums[::2], sums[1::2], strict=True):
+        assert hashlib.sha256((tmp_path / "dist" / name).read_bytes()).hexdigest() == digest
 
 
 @pytest.fixture

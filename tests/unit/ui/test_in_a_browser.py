@@ -1,0 +1,28 @@
+"""Every page in a headless Chromium: widths, contrast in dark and light, and the keyboard alone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from testkit.chromium import BrowserMissingError, Tab, chromium
+from testkit.page_checks import PAGES, Served, appearance, keyboard, served
+
+
+def in_a_browser(check: Callable[[Tab, Served], Awaitable[list[str]]]) -> list[str]:
+    async def run() -> list[str]:
+        async with served() as page, chromium() as tab:
+            return await check(tab, page)
+
+    try:
+        return asyncio.run(run())
+    except BrowserMissingError as error:
+        pytest.skip(str(error))
+
+
+def test_pages_fit_the_window_and_can_be_read_at_desktop_and_phone_width_dark_and_light() -> None:
+    assert not in_a_browser(lambda tab, page: appearance(tab, page.url, [*PAGES, *page.journals]))
+
+
+def test_the_keyboard_alone_opens_runs_and_details_chooses_a_rank_and_compares() -> None:
+    assert not in_a_browser(lambda tab, page: keyboard(tab, page.url))
