@@ -25,10 +25,11 @@ from bench.fleet_plan import MIXES, RunPlan, plan_runs
 from bench.fleet_pods import PodWatch
 from bench.fleet_queues import QUEUE, queues
 from bench.fleet_report import PAGE, Measured, page, table
+from bench.fleet_runs import rows, write_csv
 from bench.fleet_trainer import SAVE_STEPS, SHRINK_AFTER, Trainer
 from bench.fleet_world import FleetPods, Trace, World
 from bench.interruptions import PER_POD
-from bench.operator_metrics import RECONCILES, scrape, total
+from bench.operator_metrics import DECISIONS, RECONCILES, by_label, scrape, total
 from bench.scale_cluster import (
     NAMESPACE,
     PLATFORM,
@@ -227,6 +228,7 @@ def measure(options: Options, folder: Path) -> Measured:
             seconds, after, metrics = time.time() - began, usage(operator.pid), scrape(port)
             left = [pod.member.name for pod in watch.pods() if pod.active]
             (folder / "recipes.json").write_text(json.dumps(fleet.recipes))
+            jobs = {job["metadata"]["name"]: job for job in bench.api.list("PyTorchJob", NAMESPACE)}
         finally:
             watch.stop()
             operator.stop()
@@ -237,7 +239,9 @@ def measure(options: Options, folder: Path) -> Measured:
             seconds=seconds,
             trainers=world.trainers,
             recipes=fleet.recipes,
+            jobs=jobs,
             reconciles=total(metrics, RECONCILES),
+            decisions=by_label(metrics, DECISIONS),
             failed_reconciles=total(metrics, RECONCILES + '{outcome="error"}'),
             writes=sum(each.write for each in requests),
             reads=sum(each.read for each in requests),
@@ -276,11 +280,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repair-hours", type=float, default=24.0, help="until a broken node comes back")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true", help=f"write the tables to docs/{PAGE.name}")
+    parser.add_argument("--csv", type=Path, help="file for a row of each run: goodput, times, ledger")
     parser.add_argument("--logs", type=Path, help="directory for logs; default: a temporary one")
     given = vars(parser.parse_args(argv))
     changed = {name: value for name, value in given.items() if value != parser.get_default(name)}
-    words = [_option(name, value) for name, value in changed.items() if name not in ("logs", "write")]
-    logs, write = given.pop("logs"), given.pop("write")
+    words = [_option(name, value) for name, value in changed.items() if name not in ("logs", "write", "csv")]
+    logs, write, table_of_runs = given.pop("logs"), given.pop("write"), given.pop("csv")
     given["limit"] = given["limit"] or 2 * given["minutes"] + 5
     options = Options(**given)
     try:
@@ -296,6 +301,8 @@ def main(argv: list[str] | None = None) -> int:
         found = measure(options, folder)
     lines = table(found)
     print("\n".join(lines))
+    if table_of_runs is not None:
+        write_csv(table_of_runs, rows(found.trainers, found.recipes, found.jobs))
     if write:
         command = f'make bench-fleet BENCH="{" ".join(words)} --write"'
         PAGE.write_text(page(PAGE.read_text(), lines, command))

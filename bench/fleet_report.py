@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
 
-from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.ledger_weeks import TICKS
-from megatron_operator.lifecycle.run_account import run_account
 from megatron_operator.lifecycle.time_ledger import CATEGORIES
 
+from bench.fleet_runs import run_times
 from bench.fleet_trainer import FleetTime, Trainer, fleet_time
 from bench.scale_report import machine
 from bench.wall_time import Scale
@@ -32,8 +32,12 @@ class Measured:
     """By the clock, from the first run's arrival to the end."""
     trainers: list[Trainer]
     recipes: dict[str, Object]
+    jobs: dict[str, Object]
+    """The training jobs that are left in the end, by name."""
     reconciles: float
     failed_reconciles: float
+    decisions: dict[str, float]
+    """Kind -> number, the most frequent first."""
     writes: int
     reads: int
     cores: float
@@ -78,19 +82,28 @@ def page(text: str, lines: list[str], command: str) -> str:
 
 
 def _classes(found: Measured) -> Iterator[str]:
-    yield "| class | runs | nodes | interruptions | queued, median / longest | goodput, mean / lowest |"
-    yield "|---|---|---|---|---|---|"
+    yield (
+        "| class | runs | nodes | interruptions | queued, median / longest | goodput, mean / lowest "
+        "| p10 / p50 / p90 |"
+    )
+    yield "|---|---|---|---|---|---|---|"
     kinds = sorted({each.plan.kind for each in found.trainers})
     for kind in [*kinds, None]:
         of = [each for each in found.trainers if kind in (each.plan.kind, None)]
         times = [fleet_time(each, Scale()) for each in of]
         queued = [each.times.queued * each.factor / 3600 for each in of]
-        goodputs = [each.goodput for each in times]
+        goodputs = sorted(each.goodput for each in times)
         nodes = str(of[0].plan.nodes) if kind else f"{sum(each.plan.nodes for each in of)}"
         faults = sum(len(each.interruptions) for each in of)
         waits = f"{median(queued):.1f} / {max(queued):.1f} h"
         shares = f"{mean(goodputs):.2%} / {min(goodputs):.2%}"
-        yield f"| {kind or 'all'} | {len(of)} | {nodes} | {faults} | {waits} | {shares} |"
+        spread = " / ".join(f"{percentile(goodputs, share):.2%}" for share in (0.1, 0.5, 0.9))
+        yield f"| {kind or 'all'} | {len(of)} | {nodes} | {faults} | {waits} | {shares} | {spread} |"
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """The value that at least this share of the ascending values does not exceed (nearest rank)."""
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
 
 def _lost(found: Measured) -> Iterator[str]:
@@ -112,19 +125,17 @@ def _ledgers(found: Measured) -> Iterator[str]:
     yield "| operator's ledgers, by the clock | seconds of all runs |"
     yield "|---|---|"
     ticks: Counter[str] = Counter()
-    worst = 0.0
-    for recipe in found.recipes.values():
-        ended = _ended_at(recipe)
-        account = None if ended is None else run_account(recipe, ended, None)
-        if account is None or ended is None:
-            continue
-        ticks.update(account.account.ticks)
-        wall = ended - (seconds(recipe["metadata"]["creationTimestamp"]) or 0.0)
-        worst = max(worst, abs(sum(account.account.ticks.values()) / TICKS - wall))
+    every = [run_times(recipe, found.jobs.get(name)) for name, recipe in found.recipes.items()]
+    ended = [each for each in every if each is not None]
+    for each in ended:
+        ticks.update(each.account.account.ticks)
     for category in CATEGORIES:
         if ticks[category]:
             yield f"| {category} | {ticks[category] / TICKS:,.0f} |"
-    yield f"| largest difference of a run's sum from its condition's time | {worst:.1f} |"
+    worst = max((each.difference for each in ended), default=0.0)
+    yield f"| largest difference of a run's sum from its wall clock | {worst:.1f} |"
+    late = max((each.reported_after for each in ended), default=0.0)
+    yield f"| longest from the end of a run's job until its status reports it | {late:.0f} |"
 
 
 def _interruptions(found: Measured) -> Iterator[str]:
@@ -151,6 +162,9 @@ def _operator(found: Measured) -> Iterator[str]:
     yield "|---|---|"
     yield f"| seconds by the clock | {found.seconds:.0f} |"
     yield f"| reconciles | {found.reconciles:,.0f}, {found.reconciles * rate:.1f} a second |"
+    decided = ", ".join(f"{kind} {number:.0f}" for kind, number in found.decisions.items())
+    number = sum(found.decisions.values())
+    yield f"| decisions | {number:,.0f}, {number * rate:.2f} a second: {decided} |"
     yield f"| reconciles that failed and were retried | {found.failed_reconciles:,.0f} |"
     yield f"| reads / writes a second | {found.reads * rate:.1f} / {found.writes * rate:.1f} |"
     yield f"| CPU, memory | {found.cores:.2f} cores, {found.rss / MIB:.0f} MiB |"
@@ -177,10 +191,3 @@ def _condition(recipe: Object, kind: str) -> str:
 
 def _running(recipe: Object) -> str:
     return _condition(recipe, "Running")
-
-
-def _ended_at(recipe: Object) -> float | None:
-    for each in _status(recipe).get("conditions") or []:
-        if each["type"] in ("Succeeded", "Failed") and each["status"] == "True":
-            return seconds(each["lastTransitionTime"])
-    return None

@@ -1,9 +1,11 @@
 """The Prometheus metrics of an operator under measurement."""
 
+import re
 import urllib.request
 from typing import Final
 
 RECONCILES: Final = "megatron_operator_reconciles_total"
+DECISIONS: Final = "megatron_operator_decisions_total"
 
 
 def scrape(port: int) -> str:
@@ -13,6 +15,12 @@ def scrape(port: int) -> str:
             return str(answer.read().decode())
     except OSError:
         return ""
+
+
+def by_label(metrics: str, name: str) -> dict[str, float]:
+    """Label's value -> value, of the series of a metric with one label, the largest first."""
+    found = re.findall(rf'^{name}{{\w+="([^"]*)"}} (\S+)$', metrics, re.MULTILINE)
+    return dict(sorted(((label, float(value)) for label, value in found), key=lambda each: -each[1]))
 
 
 def total(metrics: str, prefix: str) -> float:

@@ -117,13 +117,13 @@ def training_operator_alone(bench: Bench, recipes: int) -> Started:
     """Pods of bare PyTorchJobs: seconds until both pods of each exist."""
     manifest = job_manifest()
     jobs = (manifest | {"metadata": _metadata(n)} for n in range(recipes))
-    before = Load.now(bench.server_pid)
+    before, since = Load.now(bench.server_pid), time.time()
     sent = bench.create_all(jobs)
     wait_for("all pods", lambda: len(_pods(bench)) >= 2 * recipes, LIMIT)
     load = Load.now(bench.server_pid).since(before)
     created = _pods(bench)
     last = {name: max(created[f"{name}-{kind}-0"] for kind in ("master", "worker")) for name in sent}
-    requests = bench.log.between(0.0, time.time(), TRAINING_OPERATOR)
+    requests = bench.log.between(since, max(last.values()), TRAINING_OPERATOR)
     return _started(sent, last, requests, load)
 
 

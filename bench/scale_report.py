@@ -47,6 +47,8 @@ def table(scale: Scale, found: Found) -> list[str]:
         rows.append(
             _row("training-operator alone: CPU of the API server, and of all, until then", _load(each))
         )
+        requests = _requests(each.requests, scale.recipes)
+        rows.append(_row("training-operator alone: requests per job until then", requests))
     clients = {"bare kopf operator": found.kopf, "plain client, this operator's writes": found.client}
     for name, client in clients.items():
         if client is not None:

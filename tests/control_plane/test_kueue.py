@@ -92,7 +92,7 @@ def delete(world: World, run: str) -> None:
 def test_a_run_is_created_suspended_and_trains_once_kueue_admits_it(world: World, queues: Queues) -> None:
     """Its profile names a topology, which the flavor does not have."""
     world.apply("run", **in_queue())
-    state = world.wait_for("run", phase="Pending", conditions={"Running": "Queued"}, job=True, pods=0)
+    state = world.wait_for("run", phase="Queued", conditions={"Running": "Queued"}, job=True, pods=0)
     assert state.conditions["Running"]["message"].startswith(f"waits for admission by queue {QUEUE}")
     queues.create(pods=2)
     state = world.train("run", 10)
@@ -119,7 +119,7 @@ def test_of_two_gangs_of_which_one_fits_the_other_waits_whole_and_runs_after_it(
     first = wait_until("one of the gangs to run", trained_first)
     [second] = {"one", "two"} - {first}
     world.train(first, 10)
-    world.wait_for(second, phase="Pending", conditions={"Running": "Queued"}, pods=0, job=True)
+    world.wait_for(second, phase="Queued", conditions={"Running": "Queued"}, pods=0, job=True)
     end(world, first)
     world.train(second, 10)
     succeed(world, second)
@@ -133,11 +133,11 @@ def test_a_preempted_run_gives_up_its_pods_and_resumes_without_a_restart(
     before = world.train("run", 60, checkpoint=50)
     world.apply("urgent", **in_queue(priorityClassName=urgent))
     state = world.wait_for(
-        "run", phase="Pending", conditions={"Running": "Queued"}, pods=0, without=before.pod_uids
+        "run", phase="Queued", conditions={"Running": "Queued"}, pods=0, without=before.pod_uids
     )
     assert queues.conditions(state)["Evicted"] == "Preempted"
     world.train("urgent", 10)
-    state = world.wait_for("run", phase="Pending", conditions={"Running": "Queued"}, pods=0)
+    state = world.wait_for("run", phase="Queued", conditions={"Running": "Queued"}, pods=0)
     assert is_suspended(state)
 
     world.report("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
@@ -157,11 +157,11 @@ def test_a_changed_priority_in_the_queue_needs_no_new_job(
     world.apply("one", **in_queue(workloadPriorityClassName=low))
     one = world.train("one", 60, checkpoint=50)
     world.apply("two", **in_queue(workloadPriorityClassName=low))
-    two = world.wait_for("two", phase="Pending", conditions={"Running": "Queued"}, pods=0, job=True)
+    two = world.wait_for("two", phase="Queued", conditions={"Running": "Queued"}, pods=0, job=True)
     world.edit("two", scheduling={"workloadPriorityClassName": high})
     state = world.train("two", 10)
     assert state.job_uid == two.job_uid, "changed while it waited"
-    world.wait_for("one", phase="Pending", conditions={"Running": "Queued"}, pods=0)
+    world.wait_for("one", phase="Queued", conditions={"Running": "Queued"}, pods=0)
 
     world.edit("two", scheduling={"workloadPriorityClassName": low})
     state = world.wait_for(
@@ -279,7 +279,7 @@ def test_data_preparation_waits_in_the_queue_too(
     world.apply("run", **in_queue(workloadPriorityClassName=high), data=PREPARED)
     world.wait_for(
         "run",
-        phase="Preparing",
+        phase="Queued",
         conditions={"Prepared": "Queued"},
         job=False,
         where=lambda state: state.conditions["Prepared"]["message"].endswith(
@@ -341,6 +341,24 @@ def test_a_queue_of_flavors_with_a_topology_admits_runs_that_ask_for_none(
 
 
 @pytest.mark.usefixtures("topology_aware")
+def test_data_preparation_asks_for_no_level_of_a_topology_and_kueue_places_it_all_the_same(
+    world: World, queues: Queues
+) -> None:
+    queues.create(pods=2, levels=LEVELS, node_labels={"megatron.training/simulated-gpu": "true"})
+    world.apply("run", **in_queue(), data=PREPARED)
+    world.train("run", 10)
+    (workload,) = (
+        each
+        for each in world.api.list("Workload", world.namespace)
+        if each["metadata"]["ownerReferences"][0]["name"] == "run-prepare"
+    )
+    (pod_set,) = workload["spec"]["podSets"]
+    assert not {"required", "preferred"} & (pod_set.get("topologyRequest") or {}).keys()
+    (assignment,) = workload["status"]["admission"]["podSetAssignments"]
+    assert assignment["topologyAssignment"]["levels"], "Kueue chose the node"
+
+
+@pytest.mark.usefixtures("topology_aware")
 def test_a_run_that_requires_a_rack_is_admitted_into_the_one_with_room_for_all_of_its_pods(
     world: World, queues: Queues, pool: Callable[[int], Pool]
 ) -> None:
@@ -367,7 +385,7 @@ def test_a_run_that_no_rack_has_room_for_waits_with_the_reason_until_one_has(
     reason = f"allows to fit only 2 out of 2 pod(s); all pods must share {LEVELS[0]}"
     state = world.wait_for(
         "run",
-        phase="Pending",
+        phase="Queued",
         conditions={"Running": "Queued"},
         job=True,
         pods=0,

@@ -24,6 +24,7 @@ from megatron_operator.controller.api_client import (
 )
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.first_runs import FirstRuns
+from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue
 from megatron_operator.lifecycle.children import (
@@ -250,6 +251,7 @@ class Children:
                 raise
             return NOT_CREATED
         if job is not None:
+            DECISIONS.labels("create_job").inc()
             set_starting(status, Reason.JOB_CREATED, "")
             return job
         if recorded_kind(status) != backend_of(manifest).KIND:

@@ -10,6 +10,7 @@ from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.controller.config_source import RECENT, ConfigSource, PriorityClassError
+from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.lifecycle.cordoning import (
     cordon_cap,
     cordon_patch,
@@ -84,6 +85,7 @@ class Cordoner:
             _add_not_cordoned(status, name, f"the operator has cordoned {len(cordoned)} and {reached}")
             return
         await self._api.merge_node(found[0], patch)
+        DECISIONS.labels("cordon_node").inc()
         log.warning("%s: node %s cordoned: %s", status.key, name, evidence.cause)
 
     async def uncordon_healed(self, now: float) -> None:
@@ -98,6 +100,7 @@ class Cordoner:
             for node in await self._api.find(NODES, None, labels=LABEL_CORDONED_AT):
                 if (why := healed(node, rules, now)) is not None:
                     await self._api.merge_node(node, uncordon_patch())
+                    DECISIONS.labels("uncordon_node").inc()
                     log.warning("node %s uncordoned: %s", node["metadata"]["name"], why)
 
     async def run(self) -> None:

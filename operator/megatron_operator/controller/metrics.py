@@ -29,6 +29,11 @@ API_REQUESTS: Final = Counter(
     "Requests to the API server without watches; the code is `none` where no answer came",
     ["method", "plural", "code"],
 )
+DECISIONS: Final = Counter(
+    "megatron_operator_decisions",
+    "Decisions that change a run or a node, by kind; a reconcile after which the run goes on is none",
+    ["decision"],
+)
 STALE_OBJECTS: Final = Counter(
     "megatron_operator_stale_objects",
     "Objects whose change no watch delivered, found by comparing the caches with lists",

@@ -18,6 +18,7 @@ from megatron_operator.controller.api_client import (
 )
 from megatron_operator.controller.children import JOB_EXISTS, Children
 from megatron_operator.controller.events import EventPoster
+from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.recipe_planner import RecipePlanner, Unplanned
@@ -167,7 +168,7 @@ class Reconciler:
         elif status.changed() and not await self._write(status, cached=cached):
             return DISCARDED
         self._report(status, before)
-        await execute(self._api, result.actions)
+        await execute(self._api, result.actions, result.decision)
         await self._events.post(status)
         if status.internal_error is not None:
             raise ReconcileError(result.delay) from status.internal_error
@@ -318,6 +319,7 @@ class Reconciler:
         if not is_deleting(snapshot.existing_job):
             # Before the status records that this generation is observed: a restart must find it undone.
             await self._api.delete(training_jobs(snapshot.existing_job), snapshot.existing_job)
+            DECISIONS.labels("replace_job").inc()
         return wait(SOON, Reason.JOB_REPLACED)
 
     async def _start(

@@ -6,6 +6,7 @@ from typing import Final
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.platform import Maintenance
+from megatron_operator.controller.action_runner import kind_of
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.cordoner import Cordoner
@@ -28,7 +29,15 @@ from megatron_operator.lifecycle.recovery_observation import (
     recovery_limits,
     report_kept_nodes,
 )
-from megatron_operator.lifecycle.recovery_policy import Avoid, ChangeDomain, Move, Resize, Wait, decide
+from megatron_operator.lifecycle.recovery_policy import (
+    Avoid,
+    ChangeDomain,
+    ForceDelete,
+    Move,
+    Resize,
+    Wait,
+    decide,
+)
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
@@ -36,6 +45,8 @@ from megatron_operator.lifecycle.write_delay import may_rest_on_caches
 
 log = logging.getLogger(__name__)
 
+_COUNTED_AS: Final[dict[type, str]] = {Avoid: "avoid_nodes", ForceDelete: "force_delete_pods"}
+"""Decisions that the metric names by their actions."""
 _REFUSED: Final = "the recipe as it is now is refused, so that its job could not be created again"
 
 
@@ -112,7 +123,7 @@ class Supervisor:
             self._poller.forget(status.key)
         if isinstance(decision, Wait):
             return result.within(recheck_delay(status, snapshot), "pods may change without an event")
-        return result
+        return replace(result, decision=_COUNTED_AS.get(type(decision)) or kind_of(decision))
 
     def gives_up_pods(self, key: RecipeKey) -> None:
         """The run gives up its pods, and the places that were kept free for it."""

@@ -103,6 +103,8 @@ class Result:
 
     actions: tuple[Action, ...] = ()
     requeue: Requeue | None = None
+    decision: str | None = None
+    """What the actions carry out, by its name in the metric; None: each of them is a decision of its own."""
     discarded: bool = False
     """The status is not written and nothing is done: what it depends on is not known yet."""
 

@@ -1,5 +1,7 @@
 """Ends the pods of a suspended run."""
 
+from dataclasses import replace
+
 from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.actions import SOON, DeleteJob, Result, wait
 from megatron_operator.lifecycle.forced_deletion import force_delete
@@ -16,7 +18,9 @@ def end_suspended_pods(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     if job is not None:
         update_iteration(status, snapshot)
         set_suspended(status, "pods are ending")
-        return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])
+        if is_deleting(job):
+            return wait(SOON, Reason.SUSPENDED)
+        return replace(wait(SOON, Reason.SUSPENDED, [DeleteJob(job)]), decision="suspend")
     if left:
         set_suspended(status, f"{len(left)} pods are ending")
         return wait(SOON, Reason.SUSPENDED, [force_delete(status, snapshot.abandoned_pods)])

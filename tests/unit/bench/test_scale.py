@@ -204,6 +204,8 @@ def test_the_table_has_percentiles_rates_and_requests_per_recipe() -> None:
     text = "\n".join(table(Scale(100, 200), found()))
     assert "51.0 / 100.0 / 120.0 s" in text
     assert "create pytorchjobs 1.00, get configmaps 0.01" in text
+    alone = "training-operator alone: requests per job until then"
+    assert f"{alone} | create pytorchjobs 1.00, get configmaps 0.01 |" in text
     assert "bare kopf operator: CPU until then | 5.0 s |" in text
     assert "plain client, this operator's writes: recipe to job, p50 / p99 / last | 51.0 / " in text
     assert "reads / writes a second | 0.0 / 33.0 |" in text
