@@ -4,12 +4,17 @@
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts import settings_reach  # noqa: E402  # found below ROOT
+
 DATA = ROOT / "scripts" / "settings.yaml"
 PAGE = ROOT / "docs" / "settings.md"
 INTRODUCTION = """\
@@ -21,33 +26,40 @@ Where a recipe has the settings that Megatron's documentation lists, and the arg
 run. Any other flag of Megatron is set in [`megatronArgs`](recipe.md), unless a field sets it, the operator
 reserves it, or nothing in the training loop reads it. Every row is tested: the setting is accepted and
 becomes the argument, and the wrong value is refused as shown.
+
+*Works in* is what takes the setting: the loop of Megatron Core (engine `megatron`), and recipes of engine
+`bridge`, those that fine-tune and those that pretrain. What these refuse their function sets itself; the
+sizes of a model only `vanilla-gpt` takes. *GPUs*: refused on platform `cpu`.
 """
+HEAD = ("Setting", "Meaning", "Below `spec`", "Argument", "Default", "Works in", "Refused")
 
 
 def load() -> dict[str, Any]:
-    """The data: `bases`, and `sections` of rows by the setting's name."""
+    """The data: `bases`, `elsewhere`, and `sections` of rows by the setting's name."""
     data: dict[str, Any] = yaml.safe_load(DATA.read_text())
     return data
 
 
 def page() -> str:
     """The page as Markdown."""
-    parts = [INTRODUCTION]
-    for title, rows in load()["sections"].items():
+    parts, data = [INTRODUCTION], load()
+    for title, rows in data["sections"].items():
         parts.append(f"## {title}\n")
-        parts.append("| Setting | Below `spec` | Argument | Default | Refused |\n|---|---|---|---|---|")
-        parts.append("".join(_row(name, row) for name, row in rows.items()))
+        parts.append(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+        parts.append("".join(_row(name, row, data) for name, row in rows.items()))
     return "\n".join(parts)
 
 
-def _row(name: str, row: dict[str, Any]) -> str:
+def _row(name: str, row: dict[str, Any], data: dict[str, Any]) -> str:
     setting = ", ".join(f"`{each}`" for each in name.split(", "))
     recipe, args = row.get("recipe"), row.get("args")
     cells = (
         setting,
+        settings_reach.meaning(name, row),
         f"`{_flow(recipe)}`" if recipe else "",
         f"`{args}`" if args else "",
         row.get("default", ""),
+        settings_reach.works_in(name, row, data),
         f"`{_flow(row['wrong'])}`: {row['refusal'].removeprefix('spec.')}",
     )
     return f"| {' | '.join(cells)} |\n"

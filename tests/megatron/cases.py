@@ -51,6 +51,16 @@ PLANNED: dict[str, dict[str, Any]] = {
         "accelerator": {"type": "h100-sxm", "count": 16},
         "training": {"fp8Format": "hybrid", "fp8AmaxHistoryLen": 1024, "fp8AmaxComputeAlgo": "max"},
     },
+    "FP4": {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "gb200", "count": 16},
+        "training": {"fp4Format": "e2m1", "fp4ParamGather": True, "accumulateAllreduceGradsInFp32": False},
+    },
+    "FP16 with gradients in FP32": {
+        "recipe": "gpt3-7b",
+        "accelerator": {"type": "a100-80", "count": 16},
+        "training": {"fp16": True, "bf16": False, "accumulateAllreduceGradsInFp32": True},
+    },
     "full recomputation": {
         "recipe": "gpt3-13b",
         "accelerator": {"type": "a100-80", "count": 16},

@@ -35,6 +35,7 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "decoder_last_": lambda a: a["pipeline_model_parallel_size"] > 1,
     "expert_model_parallel_size": lambda a: bool(a["num_experts"]),
     "expert_tensor_parallel_size": lambda a: bool(a["num_experts"]),
+    "fp4_": lambda a: bool(a["fp4"]),
     "fp8_": lambda a: bool(a["fp8"]),
     "glu_linear_offset": lambda a: a["quick_geglu"],
     "kv_lora_rank": lambda a: a["multi_latent_attention"],

@@ -13,29 +13,14 @@ from megatron_contract.bridge_run import Value
 from megatron_contract.environment import VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 
-from testkit.latents import CHANNELS, POOLED, TEXT_CHANNELS, files, image, video, write_latents, write_tar
+from testkit.latent_cases import FINE_TUNED, FLUX, PRETRAINED, WAN
+from testkit.latents import files, image, video, write_latents, write_tar
+from testkit.small_diffusion import SMALL, TEXT
 from tests.trainer.bridge_run import RecipeGang
 from tests.trainer.gang import free_port
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS, SAVED_EVERY = 6, 2
-WAN, FLUX = "wan2.1-1.3b", "flux1-12b"
-SMALL: dict[str, dict[str, Value]] = {
-    WAN: {
-        **{"model.num_layers": 2, "model.hidden_size": 96, "model.ffn_hidden_size": 128},
-        **{"model.num_attention_heads": 4, "model.crossattn_emb_size": 96, "model.text_dim": TEXT_CHANNELS},
-        "dataset.latents_shape": [CHANNELS, 2, 4, 8],
-    },
-    FLUX: {
-        **{"model.num_joint_layers": 1, "model.num_single_layers": 2, "model.hidden_size": 96},
-        **{"model.ffn_hidden_size": 128, "model.num_attention_heads": 4, "model.num_query_groups": 4},
-        **{"model.kv_channels": 24, "model.context_dim": TEXT_CHANNELS, "model.vec_in_dim": POOLED},
-        **{"model.axes_dims_rope": [8, 8, 8], "dataset.pooled_channels": POOLED},
-        "dataset.latents_shape": [CHANNELS, 4, 6],
-    },
-}
-"""Sizes in place of a function's own; a rank of 96 elements has heads that rotations can split."""
-TEXT: dict[str, Value] = {"dataset.text_length": 8, "dataset.text_channels": TEXT_CHANNELS}
 TOKENS = {WAN: 16, FLUX: 6 + 8}
 """Of a random sample; the text is among FLUX's."""
 pytestmark = pytest.mark.skipif(
@@ -68,11 +53,11 @@ def spec(recipe: str, data: dict[str, Any], **settings: Any) -> dict[str, Any]:
 def gang(folder: Path, warm: WarmProcess, wanted: dict[str, Any], **overrides: Value) -> RecipeGang:
     """A run in `folder`, whose data are in a folder beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    small = SMALL[wanted["recipe"].removesuffix("-sft")] | TEXT | overrides
+    small = SMALL[wanted["recipe"].split("-")[0]] | TEXT | overrides
     return RecipeGang(folder, warm, folder.parent, wanted, small)
 
 
-@pytest.mark.parametrize("recipe", [WAN, FLUX])
+@pytest.mark.parametrize("recipe", PRETRAINED)
 @pytest.mark.parametrize("split", [1, 2])
 def test_a_killed_run_goes_on_with_the_losses_of_one_that_was_not(
     recipe: str, split: int, folder: Path, warm_bridge: WarmProcess
@@ -96,7 +81,7 @@ def test_a_killed_run_goes_on_with_the_losses_of_one_that_was_not(
     assert {record["tokens"] for record in run.records()} == {4 * TOKENS[recipe]}
 
 
-@pytest.mark.parametrize(("recipe", "make"), [(f"{WAN}-sft", video), (f"{FLUX}-sft", image)])
+@pytest.mark.parametrize(("recipe", "make"), list(zip(FINE_TUNED, (video, image), strict=True)))
 def test_weights_are_trained_further_on_latents_and_evaluated_on_others(
     recipe: str, make: Any, folder: Path, warm_bridge: WarmProcess
 ) -> None:

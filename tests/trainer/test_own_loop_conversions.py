@@ -7,7 +7,7 @@ the exported folder.
 import importlib.util
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from megatron_operator.manifests import Manifests
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
 
+from testkit.own_loop import CASES, LLAMA
+from testkit.own_loop import OwnLoopCase as Case
 from testkit.weights.families import by_name, write_model
 from testkit.weights.warm import Ended, WarmConverter
 from tests.trainer.bridge_run import LENGTH, rendered_objects
@@ -29,47 +31,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
 )
-_LLAMA_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A recipe, the family of its small model, and what both have of it."""
-
-    recipe: str
-    family: str
-    parallelism: dict[str, int]
-    config: dict[str, Any]
-    model: dict[str, Any] = field(default_factory=dict)
-
-
-TP2_PP2 = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 2}
-EP2_PP2 = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 2, "expertModelParallelSize": 2}
-EPSILON = {"rms_norm_eps": 1e-6}
-EXPERTS = {"numExperts": 4, "moeRouterTopk": 2, "moeFfnHiddenSize": 32}
-# Of 250 words, so that TP 2 pads the vocabulary.
-LLAMA = Case(
-    "llama3.1-8b",
-    "Llama",
-    TP2_PP2,
-    {"vocab_size": 250, "rms_norm_eps": 1e-5, "rope_parameters": _LLAMA_ROPE},
-    {"vocabSize": 250, "rotaryBase": 10000},
-)
-CASES = [
-    LLAMA,
-    Case("qwen2.5-7b", "Qwen2", TP2_PP2, {**EPSILON, "rope_parameters": _ROPE, "tie_word_embeddings": False}),
-    Case("qwen3-0.6b", "Qwen3", TP2_PP2, {**EPSILON, "rope_parameters": _ROPE, "tie_word_embeddings": True}),
-    Case("qwen3-30b-a3b", "Qwen3-MoE", EP2_PP2, {**EPSILON, "rope_parameters": _ROPE}, EXPERTS),
-    Case("mistral-7b", "Mistral", TP2_PP2, {"rms_norm_eps": 1e-5, "rope_parameters": _ROPE}),
-]
 
 
 def spec_of(case: Case) -> dict[str, Any]:
@@ -196,7 +157,10 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"rope_parameters": {**_LLAMA_ROPE, "low_freq_factor": 2.0}}, "low_freq_factor 2.0"),
+        (
+            {"rope_parameters": {**LLAMA.config["rope_parameters"], "low_freq_factor": 2.0}},
+            "low_freq_factor 2.0",
+        ),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "rope_type 'dynamic'",

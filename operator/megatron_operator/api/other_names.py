@@ -39,10 +39,10 @@ _TODAY: Final = {
     "training.clipGrad": "gradClip gradientClipping maxGradNorm gradientClipVal",
     "training.fp8Format: hybrid": "fp8Hybrid",
     "training.fp8Format": "fp8 fp8Mode enableFp8",
-    "megatronArgs.fp4-format: e2m1 and megatronArgs.fp4-recipe: nvfp4": (
-        "fp4Format fp4Recipe fp4 nvfp4 enableFp4"
-    ),
-    "megatronArgs.fp4-param-gather": "fp4ParamGather fp4Param",
+    "training.fp4Format: e2m1": "fp4 nvfp4 enableFp4 fp4Mode",
+    "training.fp4Format: e2m1, whose scaling recipe is nvfp4": "fp4Recipe",
+    "training.fp4ParamGather": "fp4Param",
+    "training.accumulateAllreduceGradsInFp32": "gradReduceInFp32 accumulateGradsInFp32",
     "training.bf16: true": "precision mixedPrecision dtype useBf16",
     "training.attentionBackend: flash": "useFlashAttn flashAttention useFlashAttention",
     "training.usePrecisionAwareOptimizer: true and megatronArgs.optimizer-cpu-offload: true": (
@@ -87,9 +87,6 @@ _NOT_NEEDED: Final = {
     "leave it out: status.stragglers names slow ranks; megatronArgs.log-straggler logs more": (
         "enableStragglerDetection logStraggler stragglerDetection"
     ),
-    "leave it out: BF16 runs sum gradients in FP32, unless megatronArgs.grad-reduce-in-bf16": (
-        "accumulateAllreduceGradsInFp32"
-    ),
     "leave it out: checkpoints have all that an interrupted run needs to resume": "noSaveOptim noSaveRng",
     "leave it out: checkpoints are torch_dist": "ckptFormat autoDetectCkptFormat distCkptFormat",
     "leave it out: these models are the only ones": "useMcoreModels useMcore",
@@ -131,6 +128,7 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("saveInterval", "int_type"): "set a number of iterations; `megatron plan` has the seconds of one",
     ("trainTokens", "string_type"): "write a number in quotes, with K, M, B or T, for example 15T",
     ("fp8Format", "literal_error"): "set hybrid or e4m3; leave it out for BF16",
+    ("fp4Format", "literal_error"): "set e2m1, the one format of NVFP4; leave it out for BF16",
 }
 """Field and type of a pydantic error -> how to write the value; older releases took other values."""
 

@@ -103,6 +103,16 @@ class TrainingSpec(ApiModel):
     """How delayed scaling reduces that history."""
     fp8_param_gather: bool | None = Field(default=None, alias="fp8ParamGather")
     """Gather parameters in FP8."""
+    fp4_format: Literal["e2m1"] | None = Field(default=None, alias="fp4Format")
+    """FP4 matrix products (NVFP4) with Transformer Engine; requires Blackwell or later and bf16. Excludes
+    fp8Format."""
+    fp4_param_gather: bool | None = Field(default=None, alias="fp4ParamGather")
+    """Gather parameters in FP4."""
+    accumulate_allreduce_grads_in_fp32: bool | None = Field(
+        default=None, alias="accumulateAllreduceGradsInFp32"
+    )
+    """Sum gradients over micro batches and ranks in FP32, Megatron's default with BF16, not with FP16. False
+    sums them in the format of the parameters."""
     attention_softmax_in_fp32: bool | None = Field(default=None, alias="attentionSoftmaxInFp32")
     """Compute the attention softmax in FP32."""
     use_precision_aware_optimizer: bool | None = None

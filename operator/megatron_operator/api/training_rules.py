@@ -30,6 +30,14 @@ TRAINING: Final[tuple[Rule, ...]] = (
     ),
     rule(
         "spec.training",
+        "fp4Format",
+        ~is_set("fp4Format") | ~is_false("bf16"),
+        "is set, but bf16 is false: parameters would be FP32",
+        "set bf16: true",
+    ),
+    exclusive("spec.training", "fp8Format", "fp4Format", "set one of the two"),
+    rule(
+        "spec.training",
         "",
         at_most_one("lrWarmupFraction", "lrWarmupIters", "lrWarmupSamples"),
         "the warm-up is set more than once",

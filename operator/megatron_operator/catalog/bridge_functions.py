@@ -24,7 +24,8 @@ TRAINING: Final = frozenset(
         "optimizer",
         "weightDecay",
     }
-    | {"clipGrad", "adamBeta1", "adamBeta2", "adamEps", "seed", "logInterval", "bf16", "fp8Format"}
+    | {"clipGrad", "adamBeta1", "adamBeta2", "adamEps", "seed", "logInterval"}
+    | {"bf16", "fp8Format", "fp4Format"}
 )
 """Settings of `training` that the command can pass on."""
 EVALUATION: Final = frozenset({"evalInterval", "evalIters"})
@@ -61,12 +62,13 @@ def select_function(
         )
     count = spec.accelerator.count
     fp8 = spec.training is not None and spec.training.fp8_format is not None
+    fp4 = spec.training is not None and spec.training.fp4_format is not None
 
     def distance(layout: PublishedLayout) -> tuple[bool, bool, bool, bool, float, bool]:
         return (
             entry.starts and not entry.can_start(layout),
             bool(layout.benchmark),
-            (layout.training.fp8_format is not None) != fp8,
+            (layout.training.fp8_format is not None, layout.training.fp4_format is not None) != (fp8, fp4),
             hardware not in layout.accelerators,
             max(layout.count / count, count / layout.count),
             layout.precision != "bf16",
@@ -102,12 +104,15 @@ def unsupported_setting_errors(
     errors += _decay_errors(spec, entry)
     if sized and spec.model is not None:
         errors += bridge_sizes.refused_settings(spec.model)
-    asked = spec.training.fp8_format if spec.training else None
-    if asked is not None and asked != function.training.fp8_format:
-        message = f"{asked} is not the precision of {function.function} ({function.precision})"
-        errors.append(
-            FieldError("spec.training.fp8Format", message, "set recipe to a function of that precision")
-        )
+    asked = spec.training or TrainingSpec()
+    for field, number, own in (
+        ("fp8Format", asked.fp8_format, function.training.fp8_format),
+        ("fp4Format", asked.fp4_format, function.training.fp4_format),
+    ):
+        if number is not None and number != own:
+            message = f"{number} is not the precision of {function.function} ({function.precision})"
+            fix = "set recipe to a function of that precision"
+            errors.append(FieldError(f"spec.training.{field}", message, fix))
     return errors
 
 
@@ -137,7 +142,8 @@ def function_settings(function: PublishedLayout, entry: Entry, found: Diagnostic
     Settings that Megatron Core's training loop does not support keep the catalog's value, with a note.
     """
     training = dict(function.training.wire())
-    training.pop("microBatchSize", None)
+    for of_layout in ("microBatchSize", "fp4Format", "fp4ParamGather"):
+        training.pop(of_layout, None)
     if (entry.engine == "megatron" or entry.starts) and training.pop("optimizer", None) is not None:
         optimizer, own = function.training.optimizer, entry.training.optimizer
         if entry.engine == "bridge":

@@ -1,6 +1,6 @@
 """Recipes of engine `bridge` that pretrain: what they take, and what follows from it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from megatron_operator.api.diagnostics import Diagnostics
@@ -17,21 +17,28 @@ _DATA: Final = frozenset(
 _LEAVE: Final = "leave it out"
 
 
-def refused_settings(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
+def refused_settings(
+    spec: MegatronRecipeSpec, entry: Entry, recipes: Collection[str]
+) -> Iterator[FieldError]:
     """Errors of settings that a function does not take which trains from random weights.
+
+    `recipes`: names of the catalog, among which the one that trains its weights further may be.
 
     Those that no function takes: `fine_tuning.refused_settings`.
     """
     if spec.init is not None and spec.init.source is not None:
         message = f"is not passed to Megatron-Bridge: {entry.name} starts from random weights"
-        yield FieldError("spec.init.from", message, _LEAVE)
+        yield FieldError("spec.init.from", message, _fix(entry, recipes))
     if spec.init is not None and spec.init.model_folder is not None and not reads_model_folder(entry):
         message = f"has no effect: the function of {entry.name} has the architecture itself"
         fix = "leave it out; data.tokenizer.tokenizerModel names the tokenizer"
         yield FieldError("spec.init.modelFolder", message, fix)
     if spec.export is not None:
-        message = f"the weights of {entry.name} are not converted: a checkpoint of Megatron is its result"
-        yield FieldError("spec.export", message, _LEAVE)
+        result = (
+            "pretrained by Megatron-Bridge from random weights, and its result is a checkpoint of Megatron"
+        )
+        message = f"is not available: {entry.name} is {result}"
+        yield FieldError("spec.export", message, _fix(entry, recipes))
     asked: dict[str, Any] = spec.data.wire() if spec.data else {}
     for leaf in sorted(asked.keys() - _DATA):
         fix = "set data.sources, data.blend, or data.mockData: true"
@@ -45,6 +52,14 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldEr
     if (asked.get("prepare") or {}).get("source") is not None:
         message = "is not prepared for Megatron-Bridge, which trains with the tokenizer of a folder"
         yield FieldError("spec.data.prepare.source", message, "set data.sources, with format: text")
+
+
+def _fix(entry: Entry, recipes: Collection[str]) -> str:
+    """The recipe that starts from weights of the same model, and exports them."""
+    tuned = f"{entry.name}-sft"
+    if tuned in recipes:
+        return f"{_LEAVE}, or set recipe: {tuned}"
+    return f"{_LEAVE}, or choose a recipe of mode sft or lora (megatron recipes list)"
 
 
 def reads_model_folder(entry: Entry) -> bool:

@@ -49,9 +49,9 @@ PRECISIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "fp8cs": {"bf16": True, "fp8Format": "hybrid", "fp8Recipe": "tensorwise"},
     "fp8mx": {"bf16": True, "fp8Format": "e4m3", "fp8Recipe": "mxfp8"},
     "fp8sc": {"bf16": True, "fp8Format": "e4m3", "fp8Recipe": "blockwise"},
-    "nvfp4": {"bf16": True},
+    "nvfp4": {"bf16": True, "fp4Format": "e2m1"},
 }
-"""Precision as Bridge names it -> Megatron's settings. NVFP4 has no typed setting."""
+"""Precision as Bridge names it -> Megatron's settings."""
 
 _HARDWARE: Final = {"h100": ["h100-sxm", "h200"]}
 """Bridge's name -> the planner's, where they differ. What fits 80 GB also fits an H200's 141 GB."""

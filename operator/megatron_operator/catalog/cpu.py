@@ -11,6 +11,7 @@ _ZERO_CENTRED: Final = "model.applyLayernorm1p"
 _AWARE: Final = "training.usePrecisionAwareOptimizer"
 _UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
+    "training.fp4Format": "FP4 needs Transformer Engine and Blackwell",
     _AWARE: "it needs Transformer Engine's optimizer",
     "parallelism.sequenceParallel": "Megatron's own LayerNorm does not support it",
     "parallelism.tpCommOverlap": "it needs Transformer Engine",

@@ -283,17 +283,19 @@ class Entry(ApiModel):
         """The published layouts that a run can have: those of functions that start it, if it starts."""
         return [layout for layout in self.layouts if self.can_start(layout)] if self.starts else self.layouts
 
-    def layout_for(self, hardware: str, count: int, *, fp8: bool | None = None) -> PublishedLayout | None:
+    def layout_for(
+        self, hardware: str, count: int, *, fp8: bool | None = None, fp4: bool = False
+    ) -> PublishedLayout | None:
         """The published layout for exactly this hardware and count, if there is one.
 
         Of several functions the one with the requested precision (default: the entry's), not a benchmark.
         """
         matching = [x for x in self.usable_layouts if x.count == count and hardware in x.accelerators]
-        requested = self.training.fp8_format is not None if fp8 is None else fp8
+        requested = (self.training.fp8_format is not None and not fp4) if fp8 is None else fp8
 
         def order(layout: PublishedLayout) -> tuple[bool, bool, bool]:
             precise = layout.training.fp8_format is not None
-            return (precise != requested, layout.precision == "nvfp4", bool(layout.benchmark))
+            return (precise != requested, (layout.precision == "nvfp4") != fp4, bool(layout.benchmark))
 
         return min(matching, key=order, default=None)
 

@@ -3,7 +3,7 @@
 What recipes of mode `pretrain` take: `catalog.bridge_pretraining`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -39,8 +39,10 @@ _LEAVE: Final = "leave it out"
 _TOKENIZER_MODEL: Final = "data.tokenizer.tokenizerModel"
 
 
-def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[FieldError]:
-    """Errors of settings that the engine of a recipe does not take.
+def refused_settings(
+    spec: MegatronRecipeSpec, entry: Entry | None, recipes: Collection[str]
+) -> Iterator[FieldError]:
+    """Errors of settings that the engine of a recipe does not take; `recipes` are the catalog's.
 
     `training` and `parallelism` of engine `bridge`: `bridge_functions.unsupported_setting_errors`.
     """
@@ -51,7 +53,7 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
             if entry.reads_latents:
                 yield from latents.refused_settings(spec, entry)
             elif not entry.fine_tunes:
-                yield from bridge_pretraining.refused_settings(spec, entry)
+                yield from bridge_pretraining.refused_settings(spec, entry, recipes)
             else:
                 yield from _data_errors(spec, media=entry.media)
             if entry.modes[0] == "lora" and spec.init and spec.init.source and spec.init.source.recipe:

@@ -11,7 +11,7 @@ from megatron_operator.catalog import bridge_functions, schedule
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings, merge_layers
-from megatron_operator.catalog.published_layouts import layout_settings, select_layout
+from megatron_operator.catalog.published_layouts import FP4_ESTIMATE, layout_settings, select_layout
 
 DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
 """Those of every recipe."""
@@ -54,11 +54,17 @@ def catalog_layers(
     )
     if function is not None:
         settings = bridge_functions.function_settings(function, entry, found)
-        if layout is None and entry.engine == "megatron" and function.precision == "nvfp4":
-            found.note(f"{function.function} computes in NVFP4; without its layout it is BF16")
+        asked = spec.training.fp4_format if spec.training else None
+        if layout is None and entry.engine == "megatron" and function.precision == "nvfp4" and asked is None:
+            found.note(
+                f"{function.function} computes in NVFP4; without its layout it is BF16, unless"
+                " training.fp4Format is set"
+            )
         layers.append((f"{label}, {function.function}", settings))
         if layout is None and entry.engine == "bridge":
             layers.append((f"{label}, {function.function}", layout_settings(function)))
+    if layout is None and spec.training is not None and spec.training.fp4_format is not None:
+        found.note(FP4_ESTIMATE)
     if layout is not None:
         layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
     batch = schedule.largest_batch(merge_layers(layers)[0]["training"])

@@ -78,8 +78,6 @@ def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSe
     """The settings of the options of one line; takes them from `options`."""
     found = FastSettings(left_out=[_LEFT_OUT[word].wire() for word in bare if word in _LEFT_OUT])
     args = found.megatron_args
-    if precision == "nvfp4":
-        args |= {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"}
     if options.pop("grads", None) == "bf16":
         args["grad-reduce-in-bf16"] = True
     _gathered(found, options.pop("gather", None), precision)
@@ -133,7 +131,7 @@ def drop_other_graphs(args: dict[str, Any], origins: dict[str, str]) -> None:
 def _gathered(found: FastSettings, number: str | None, precision: str) -> None:
     """Weights that are gathered in FP8 or FP4; MXFP8's are in the buffer of the gradients."""
     if number == "fp4":
-        found.megatron_args["fp4-param-gather"] = True
+        found.training["fp4ParamGather"] = True
     elif number == "fp8":
         found.training["fp8ParamGather"] = True
         if precision == "fp8mx":

@@ -31,7 +31,7 @@ _LAYOUT_DEPENDS_ON: Final = {
             "mtpNumLayers",
         }
     ),
-    "training": frozenset({"seqLength", "bf16", "fp16", "fp8Format", "optimizer"}),
+    "training": frozenset({"seqLength", "bf16", "fp16", "fp8Format", "fp4Format", "optimizer"}),
     "parallelism": frozenset(
         {
             "tensorModelParallelSize",
@@ -50,6 +50,8 @@ _LAYOUT_DEPENDS_ON: Final = {
 }
 """Settings that a layout depends on: it does not apply if a recipe changes one of them."""
 
+FP4_ESTIMATE: Final = "NVFP4 is estimated at the speed of FP8"
+"""Note of a run with FP4 matrix products."""
 _OF_16_BITS: Final = ("bf16", "fp16")
 
 _STAGE_SPLIT: Final = (
@@ -61,7 +63,10 @@ _STAGE_SPLIT: Final = (
 )
 
 
-_OF_A_LAYOUT: Final = ("microBatchSize", "globalBatchSize", "fp8ParamGather", "usePrecisionAwareOptimizer")
+_OF_A_LAYOUT: Final = (
+    *("microBatchSize", "globalBatchSize", "fp8ParamGather", "fp4Format", "fp4ParamGather"),
+    "usePrecisionAwareOptimizer",
+)
 """Settings of `training` that belong to a function's layout."""
 
 
@@ -83,7 +88,8 @@ def select_layout(
         found.note(f"{function.function} is for {function.title}, not for {count} x {hardware}")
         return None
     fp8 = True if spec.training is not None and spec.training.fp8_format is not None else None
-    layout = function or entry.layout_for(hardware, count, fp8=fp8)
+    fp4 = spec.training is not None and spec.training.fp4_format is not None
+    layout = function or entry.layout_for(hardware, count, fp8=fp8, fp4=fp4)
     if layout is None:
         published = "; ".join(dict.fromkeys(each.title for each in entry.usable_layouts)) or "none"
         found.note(
@@ -116,7 +122,7 @@ def layout_notes(layout: PublishedLayout, count: int, hardware: str) -> list[str
     used = f"the published layout for {count} x {hardware} is used ({layout.source})"
     if hardware == "h200" and "h100-sxm" in layout.accelerators:
         used = f"the layout published for {count} x h100-sxm is used on {hardware} too ({layout.source})"
-    return [used, "NVFP4 is estimated at the speed of FP8"] if layout.precision == "nvfp4" else [used]
+    return [used, FP4_ESTIMATE] if layout.precision == "nvfp4" else [used]
 
 
 def layout_settings(layout: PublishedLayout) -> Settings:

@@ -21,6 +21,8 @@ from megatron_operator.catalog import (
     dispatcher,
     fine_tuning,
     frozen,
+    gradients,
+    hub,
     latents,
     overlaps,
     performance_options,
@@ -83,6 +85,8 @@ def resolve_for_planning(
     )
     if unknown_formats:
         raise InvalidRecipeError([*found.errors, *unknown_formats])
+    found.extend(hub.not_opened_errors(spec, platform))
+    spec = hub.with_folder(spec)
     picked = select_accelerator(spec.accelerator, platform)
     if isinstance(picked, FieldError):
         raise InvalidRecipeError([*found.errors, picked])
@@ -92,7 +96,7 @@ def resolve_for_planning(
     found.extend(service_account_errors(spec.service_account_name, platform))
     found.extend(queue_errors(spec.scheduling.queue, platform))
     found.extend(_repeated_variables(spec))
-    found.extend(fine_tuning.refused_settings(spec, entry))
+    found.extend(fine_tuning.refused_settings(spec, entry, catalog.names()))
     found.extend(frozen.refused_settings(spec, entry))
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
@@ -162,6 +166,7 @@ def _merged(
         found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
         data.take_tokenizer(merged["data"], spec, found)
     _complete(merged, entry, published, profile, found)
+    gradients.complete_sums(merged, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
         if entry.reads_latents:
             latents.complete_data(merged)
@@ -237,6 +242,7 @@ def _pods(
         "conversionImage": spec.image or image if by_bridge else platform.bridge_image or spec.image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "networkPolicies": platform.network_policies,
+        "hub": platform.hub,
         "jobBackend": platform.job_backend,
         "gangScheduling": platform.gang_scheduling,
         "recoveryPriorityClassName": platform.recovery_priority_class_name,

@@ -31,8 +31,12 @@ NUMBER_FORMATS: Final = (
     "fp8Format",
     "fp8Recipe",
     "fp8ParamGather",
+    "fp4Format",
+    "fp4ParamGather",
     "usePrecisionAwareOptimizer",
 )
+NOT_RECORDED_BEFORE: Final = frozenset({"training.fp4Format", "training.fp4ParamGather"})
+"""Settings that a function could bring before contracts had them: that of such a run has none."""
 OPTIMIZER: Final = "training.optimizer"
 GATES: Final = "moe-mlp-glu-interleave-size"
 """Flag by which the rows of the experts' first weight are in another order."""
@@ -116,7 +120,7 @@ def contract_violations(
     errors = []
     for path in sorted((before.keys() | after.keys()) - {RESHARDABLE} - layout):
         old, new = before.get(path), after.get(path)
-        if old != new:
+        if old != new and not (old is None and path in NOT_RECORDED_BEFORE):
             message = f"is {new or 'not set'}, and {made} was made with {old or 'none'}"
             errors.append(FieldError(f"spec.{path}", message, fix))
     if before.get(RESHARDABLE) in ("false", NEXT_CHECKPOINT):

@@ -112,7 +112,10 @@ def without_published_layout(resolved: ResolvedRecipe) -> ResolvedRecipe:
     }
     fast = {
         name: None
-        for name in ("fp8_param_gather", "use_precision_aware_optimizer")
+        for name in (
+            *("fp8_param_gather", "use_precision_aware_optimizer"),
+            *("fp4_format", "fp4_param_gather"),
+        )
         if _of_layout(resolved, f"training.{TrainingSpec.model_fields[name].alias}")
     }
     if not set_by_user("training.microBatchSize"):
@@ -276,7 +279,7 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
     return FieldError(
         "spec.recipe",
         f"{resolved.recipe} is run by Megatron-Bridge ({function_name(resolved)}) and not started: {reason}",
-        f"choose a recipe that is started (docs/catalog/bridge.md){added}{by_hand}",
+        f"choose a recipe that is started (docs/catalog/what-ran.md){added}{by_hand}",
     )
 
 

@@ -53,7 +53,8 @@ _LENGTH = (
 )  # fmt: skip
 _PRECISION = (
     "bf16", "fp16", "fp8_format", "fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo",
-    "fp8_param_gather", "attention_softmax_in_fp32", "use_precision_aware_optimizer", "attention_backend",
+    "fp8_param_gather", "fp4_format", "fp4_param_gather", "accumulate_allreduce_grads_in_fp32",
+    "attention_softmax_in_fp32", "use_precision_aware_optimizer", "attention_backend",
 )  # fmt: skip
 _TIMEOUT_FLAG = "distributed-timeout-minutes"
 _ON_CPU = (

@@ -43,8 +43,9 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         (
             "training",
             "accumulate_allreduce_grads_in_fp32",
-            "leave it out: BF16 runs sum gradients in FP32, unless megatronArgs.grad-reduce-in-bf16",
+            "did you mean `accumulateAllreduceGradsInFp32`?",
         ),
+        ("training", "gradReduceInFp32", "set spec.training.accumulateAllreduceGradsInFp32"),
         (
             "checkpoint",
             "noSaveOptim",
@@ -53,12 +54,9 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ("checkpoint", "ckptFormat", "leave it out: checkpoints are torch_dist"),
         ("training", "learningRate", "set spec.training.lr"),
         ("training", "fp8Hybrid", "set spec.training.fp8Format: hybrid"),
-        (
-            "training",
-            "fp4Format",
-            "set spec.megatronArgs.fp4-format: e2m1 and megatronArgs.fp4-recipe: nvfp4",
-        ),
-        ("training", "fp4_param_gather", "set spec.megatronArgs.fp4-param-gather"),
+        ("training", "nvfp4", "set spec.training.fp4Format: e2m1"),
+        ("training", "fp4_recipe", "set spec.training.fp4Format: e2m1, whose scaling recipe is nvfp4"),
+        ("training", "fp4_param", "set spec.training.fp4ParamGather"),
         ("training", "rampup_batch_size", "set spec.training.stepBatchSizeSchedule"),
         ("model", "num_key_value_heads", "set spec.model.numQueryGroups"),
         ("training", "tensorModelParallelSize", "set spec.parallelism.tensorModelParallelSize"),

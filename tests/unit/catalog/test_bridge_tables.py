@@ -166,11 +166,11 @@ def test_unsupported_settings_of_a_function_have_notes() -> None:
     r = resolved("kimi_k2_pretrain_256gpu_gb300_nvfp4_config", "gb300", 256)
     assert r.training.optimizer == "adam"
     assert "trains with dist_muon; here it is adam" in " ".join(r.notes)
-    assert r.megatron_args["fp4-recipe"] == "nvfp4"
+    assert r.training.fp4_format == "e2m1"
     assert "NVFP4 is estimated at the speed of FP8" in r.notes
     other = resolved("kimi_k2_pretrain_256gpu_gb300_nvfp4_config", "gb300", 512)
     assert "computes in NVFP4; without its layout it is BF16" in " ".join(other.notes)
-    assert "fp4-recipe" not in other.megatron_args
+    assert other.training.fp4_format is None
 
 
 def test_a_bridge_entry_is_not_started_by_a_benchmark() -> None:

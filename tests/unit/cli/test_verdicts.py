@@ -111,7 +111,6 @@ def test_an_accelerator_is_found_in_any_case(name: str) -> None:
     ("setting", "message"),
     [
         ("training.fp8Recipe=mxfp8", "mxfp8: h100-sxm does not support MXFP8 matrix products"),
-        ("megatronArgs.fp4-format=e2m1", "e2m1: h100-sxm does not support FP4 matrix products"),
         ("megatronArgs.sft=true", "is read by Megatron's pretrain_gpt.py alone"),
         ("megatronArgs.perform-rl-step=true", "requires the package megatron.rl"),
         ("megatronArgs.fim-data=true", "is read by nothing in Megatron's training loop"),

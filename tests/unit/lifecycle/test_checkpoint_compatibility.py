@@ -184,3 +184,11 @@ def test_the_layout_of_fine_tuning_is_fixed_by_the_sharding_of_its_optimizer(ada
     wider = run | {"parallelism": {"tensorModelParallelSize": 2}}
     errors = contract_violations(contract_with(**run), contract_with(**wider), 100)
     assert "spec.parallelism.tensorModelParallelSize" in [error.field for error in errors]
+
+
+def test_a_run_of_nvfp4_whose_contract_is_older_than_the_field_continues() -> None:
+    nvfp4 = {"training.fp4Format": "e2m1", "training.optimizer": "adam"}
+    before = {name: value for name, value in nvfp4.items() if name != "training.fp4Format"}
+    assert not contract_violations(before, nvfp4, 100)
+    [error] = contract_violations(nvfp4, before, 100)
+    assert error.field == "spec.training.fp4Format"

@@ -193,6 +193,27 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
     assert [line.partition(":")[0] for line in refusals(**spec)] == [f"spec.{field}"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "count", "fix"),
+    [
+        ("gemma2-2b", 8, "leave it out, or set recipe: gemma2-2b-sft"),
+        ("minimax-m2", 256, "leave it out, or choose a recipe of mode sft or lora (megatron recipes list)"),
+    ],
+)
+def test_what_weights_are_for_is_refused_with_the_recipe_that_starts_from_some(
+    recipe: str, count: int, fix: str
+) -> None:
+    weights = {"init": INIT | {"from": {"megatron": {"path": "/data/base"}}}}
+    assert refusals(recipe, count, **weights) == [
+        f"spec.init.from: is not passed to Megatron-Bridge: {recipe} starts from random weights; {fix}"
+    ]
+    (found,) = refusals(recipe, count, export={"huggingFace": {"path": "/data/out"}})
+    assert found == (
+        f"spec.export: is not available: {recipe} is pretrained by Megatron-Bridge from random weights, and"
+        f" its result is a checkpoint of Megatron; {fix}"
+    )
+
+
 def test_sequence_parallelism_of_a_function_is_left_out_on_a_cpu_and_refused_of_a_recipe() -> None:
     cpu = {"type": "cpu", "count": 2}
     sizes = {"tensorModelParallelSize": 1, "expertModelParallelSize": 2}

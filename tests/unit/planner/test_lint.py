@@ -41,14 +41,14 @@ MOE: dict[str, Any] = {
         (
             {
                 "accelerator": "gb200",
-                "training": {"fp8Format": "hybrid"},
-                "megatronArgs": {"fp4-format": "e2m1"},
+                "training": {"fp4Format": "e2m1"},
+                "megatronArgs": {"fp4-recipe": "custom"},
             },
-            "fp4-format: is set together with fp8Format hybrid; set one of the two",
+            "fp4-recipe: custom requires fp4-quantizer-factory",
         ),
         (
-            {"megatronArgs": {"fp4-param-gather": True}},
-            "fp4-param-gather: is set without fp4-format; set fp4-format: e2m1, or leave it out",
+            {"training": {"fp4ParamGather": True}},
+            "fp4ParamGather: is set without fp4Format; set fp4Format: e2m1, or leave it out",
         ),
         (
             {
@@ -71,7 +71,7 @@ def test_combinations_that_fail_in_megatron_are_rejected(
     ("spec", "is_suggested"),
     [
         ({}, True),
-        ({"megatronArgs": {"fp4-format": "e2m1"}}, False),
+        ({"training": {"fp4Format": "e2m1"}}, False),
         ({"training": {"fp8Format": "e4m3"}}, False),
     ],
 )

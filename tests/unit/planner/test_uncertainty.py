@@ -47,7 +47,7 @@ def test_the_interval_is_that_of_precision_and_chips(
 
 
 def test_four_bits_were_not_measured(resolve: Callable[..., Any]) -> None:
-    resolved = resolve("llama3-8b", 64, "gb200", megatronArgs={"fp4-format": "e2m1"})
+    resolved = resolve("llama3-8b", 64, "gb200", training={"fp4Format": "e2m1"})
     assert width(resolved) == pytest.approx(uncertainty.table()["dense"][uncertainty.UNMEASURED])
 
 

@@ -37,7 +37,7 @@ def _has(flag: str) -> Callable[[ResolvedRecipe], bool]:
 
 
 def _computes_in_8_bits(resolved: ResolvedRecipe) -> bool:
-    return resolved.training.fp8_format is not None or _has("fp4-format")(resolved)
+    return resolved.training.fp8_format is not None or resolved.training.fp4_format is not None
 
 
 def _has_fused_bias(resolved: ResolvedRecipe) -> bool:

@@ -12,7 +12,6 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
-from megatron_operator.planner.checks.precision import computes_in_fp4
 from megatron_operator.planner.checks.probable_mistakes import FAST_WRITES, probable_mistakes
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
@@ -212,7 +211,7 @@ def suggestions(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 
 def _smaller_formats(resolved: ResolvedRecipe) -> list[str]:
-    is_lower = resolved.training.fp8_format is not None or computes_in_fp4(resolved)
+    is_lower = resolved.training.fp8_format is not None or resolved.training.fp4_format is not None
     if resolved.engine == "megatron" and not is_lower and _has_fp8(resolved):
         return ["the accelerator supports FP8 matrix products: training.fp8Format hybrid would use them"]
     return []

@@ -18,6 +18,7 @@ _OWNED = {
     "save": "spec.checkpoint.volume",
     "load": "spec.checkpoint.volume",
     "pretrained-checkpoint": "spec.init.from.megatron.path",
+    "finetune": "spec.init.from.megatron.path",
     "save-interval": "spec.checkpoint.saveInterval",
     "persistent-save-interval": "spec.checkpoint.saveInterval",
     "async-save": "spec.checkpoint.asyncSave",

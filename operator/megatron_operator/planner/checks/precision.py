@@ -4,6 +4,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.four_bits import four_bit_errors
 from megatron_operator.planner.checks.lowest_rate import lowest_rate_errors
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.model_shape import ModelShape
@@ -14,7 +15,7 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
     t, errors = resolved.training, _block_scaling_errors(resolved, accelerator)
     if t.bf16 and t.fp16:
         errors.append(FieldError("spec.training.fp16", "is set together with bf16", "set one of the two"))
-    errors += _four_bit_errors(resolved)
+    errors += four_bit_errors(resolved, accelerator)
     if t.fp8_format is None:
         fields = (
             ("fp8Recipe", t.fp8_recipe),
@@ -78,30 +79,11 @@ def _history_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     ]
 
 
-def computes_in_fp4(resolved: ResolvedRecipe) -> bool:
-    """Whether the recipe sets Megatron's `--fp4-format`."""
-    return resolved.megatron_args.get("fp4-format", False) is not False
-
-
-def _four_bit_errors(resolved: ResolvedRecipe) -> list[FieldError]:
-    """Errors of `validate_args` for flags of 4 bits: it refuses them beside FP8, and a gather without FP4."""
-    t = resolved.training
-    if computes_in_fp4(resolved) and t.fp8_format is not None:
-        fix = "set one of the two"
-        return [
-            FieldError("spec.megatronArgs.fp4-format", f"is set together with fp8Format {t.fp8_format}", fix)
-        ]
-    if resolved.megatron_args.get("fp4-param-gather") and not computes_in_fp4(resolved):
-        fix = "set fp4-format: e2m1, or leave it out"
-        return [FieldError("spec.megatronArgs.fp4-param-gather", "is set without fp4-format", fix)]
-    return []
-
-
 def _block_scaling_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
     """Errors for formats that tensor cores of an older architecture do not multiply.
 
-    FP8 by blocks requires compute capability 9.0, MXFP8 and 4 bits that of Blackwell
-    (`check_fp8_block_scaling_support` and others of Transformer Engine).
+    FP8 by blocks requires compute capability 9.0, MXFP8 that of Blackwell (`check_fp8_block_scaling_support`
+    and others of Transformer Engine).
     """
     if accelerator is None or accelerator.architecture.startswith("blackwell"):
         return []
@@ -123,15 +105,7 @@ def _block_scaling_errors(resolved: ResolvedRecipe, accelerator: Accelerator | N
                 "set tensorwise, or use Hopper or later",
             )
         )
-    return errors + [
-        FieldError(
-            f"spec.megatronArgs.{flag}",
-            f"{value}: {accelerator.name} does not support FP4 matrix products",
-            "leave it out, or use Blackwell or later",
-        )
-        for flag, value in resolved.megatron_args.items()
-        if flag.startswith("fp4-") and value is not False
-    ]
+    return errors
 
 
 def cheap_modules(shape: ModelShape, resolved: ResolvedRecipe) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     host, with a copy of the gradients, and keeps all of them in FP32 (`HybridDeviceOptimizer`).
     """
     # FP4 products are taken to be as fast as FP8: no published peak is reached yet.
-    fp4 = "fp4-format" in args
+    fp4 = training.fp4_format is not None
     fp8 = training.fp8_format is not None or fp4
     if not (training.bf16 or training.fp16):
         moments = 8 if training.optimizer in (None, "adam") else 4
