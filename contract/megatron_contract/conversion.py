@@ -1,8 +1,9 @@
 """What a conversion of weights adds to the termination message of its pod."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from megatron_contract.limits import Count, Finite
+from megatron_contract.limits import LONGEST_NAME, Count, Finite, Text
 from megatron_contract.wire import Message
 
 
@@ -18,3 +19,5 @@ class ConversionResult(Message):
     """Iteration of the checkpoint that was exported; None for an import, and for weights of iteration 0."""
     validation_loss: Finite | None = None
     """Loss of the validation data at this iteration, where the run has evaluated it."""
+    revision: Annotated[str, Text(LONGEST_NAME)] | None = None
+    """Commit of a hub's model that was imported; None for a folder that was not downloaded."""

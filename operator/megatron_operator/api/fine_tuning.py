@@ -8,6 +8,7 @@ from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import FractionBelowOne, Name, Text, Width
+from megatron_operator.api.pod_environment import KeyReference
 
 ABSOLUTE_PATTERN = r"^/.*$"
 
@@ -15,6 +16,8 @@ IMPORTED = "-megatron"
 """Appended to the path of a Hugging Face folder: the checkpoint that is imported from it."""
 
 FOLDER_PATTERN = r"^/.+$"
+HUB_NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+REVISION_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
 
 FolderPath = Annotated[Text, Field(min_length=1, pattern=FOLDER_PATTERN)]
 AbsolutePath = Annotated[Text, Field(min_length=1, pattern=ABSOLUTE_PATTERN)]
@@ -55,7 +58,32 @@ class HuggingFaceFolder(ApiModel):
     """A folder as `save_pretrained` of transformers writes it."""
 
     path: FolderPath
-    """The folder as the pod sees it; a name on a hub is refused, because no hub is reached."""
+    """The folder as the pod sees it."""
+
+
+class HuggingFaceSource(ApiModel):
+    """A Hugging Face model: a folder, or a name on a hub; exactly one is set."""
+
+    path: FolderPath | None = None
+    """A folder as `save_pretrained` of transformers writes it, as the pod sees it."""
+    name: Annotated[str, Field(max_length=200, pattern=HUB_NAME_PATTERN)] | None = None
+    """Name on a hub, such as `meta-llama/Llama-3.1-8B`, where `platform.hub.enabled` is true. The import Job
+    downloads it to `/data/hub/<name>/<revision>`, without `data.volume` to `/checkpoints/hub/...`."""
+    revision: Annotated[str, Field(max_length=200, pattern=REVISION_PATTERN)] | None = None
+    """Branch, tag or commit of `name`; default `main`, as it is at the first download."""
+    secret_key_ref: KeyReference | None = None
+    """Token for a gated or private model, for the import Job alone; default that of `platform.hub`."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of a resolved recipe, also of a model with a name, without a slash at its end."""
+        assert self.path is not None, "a rule requires one of path and name, and the catalog adds the path"
+        return plain_path(self.path)
+
+    @property
+    def field(self) -> str:
+        """The field that names the model, below `spec`."""
+        return f"init.from.huggingFace.{'path' if self.name is None else 'name'}"
 
 
 class ExportFolder(HuggingFaceFolder):
@@ -74,14 +102,14 @@ class WeightsSource(ApiModel):
     recipe: Annotated[Name, Field(min_length=1)] | None = None
     """Another recipe of the namespace that has succeeded: weights of its newest checkpoint, in any layout.
     Both keep their checkpoints on one claim; not for mode `lora`."""
-    hugging_face: HuggingFaceFolder | None = None
+    hugging_face: HuggingFaceSource | None = None
     """A Hugging Face model, which a Job imports first, as `<path>-megatron` beside it."""
 
     @property
     def checkpoint(self) -> str:
         """The folder of the checkpoint that the run starts from, imported or not."""
         if self.hugging_face is not None:
-            return f"{plain_path(self.hugging_face.path)}{IMPORTED}"
+            return f"{self.hugging_face.folder}{IMPORTED}"
         if self.recipe is not None:
             return f"{CHECKPOINT_DIR}/{self.recipe}"
         assert self.megatron is not None, "a rule requires one of them"
@@ -95,25 +123,25 @@ class InitSpec(ApiModel):
     """Weights of the model, without optimizer and iteration. A restart takes the run's own checkpoints."""
     model_folder: AbsolutePath | None = None
     """Folder of the Hugging Face model as the pod sees it: config.json, from which the architecture is read,
-    and tokenizer. No hub is reached; engine `bridge` only. Default `from.huggingFace.path`."""
+    and tokenizer. Engine `bridge` only. Default the folder of `from.huggingFace`."""
 
     @property
     def folder_of_model(self) -> str | None:
         """`modelFolder`, or the folder that the weights are imported from."""
         source = self.source.hugging_face if self.source else None
-        return self.model_folder or (plain_path(source.path) if source else None)
+        return self.model_folder or (source.folder if source else None)
 
     @property
     def field_of_model(self) -> str:
         """The field that `folder_of_model` is from."""
-        from_source = self.model_folder is None and self.source is not None and self.source.hugging_face
-        return "init.from.huggingFace.path" if from_source else "init.modelFolder"
+        source = self.source.hugging_face if self.source and self.model_folder is None else None
+        return source.field if source else "init.modelFolder"
 
     @property
     def base_of_export(self) -> str | None:
         """The Hugging Face folder that an export takes configuration and, for adapters, weights from."""
         source = self.source.hugging_face if self.source else None
-        return plain_path(source.path) if source else self.model_folder
+        return source.folder if source else self.model_folder
 
 
 class PeftSpec(ApiModel):

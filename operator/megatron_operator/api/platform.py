@@ -7,8 +7,9 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import Accelerators, Name, PerNode, Positive, Seconds
 from megatron_operator.api.hardware import canonical
+from megatron_operator.api.pod_environment import KeyReference
 from megatron_operator.api.pod_template import PodTemplateOverlay
-from megatron_operator.api.recipe import Image, LabelKey, Quantity
+from megatron_operator.api.recipe import ENDPOINT_PATTERN, Image, LabelKey, Quantity
 
 
 class Toleration(ApiModel):
@@ -212,6 +213,17 @@ class NetworkPolicies(ApiModel):
     """Namespaces whose pods may read port 8432 of training pods, such as that of Prometheus."""
 
 
+class Hub(ApiModel):
+    """A Hugging Face hub, from which Jobs that import weights may download models; no other pod asks it."""
+
+    enabled: bool = False
+    """Whether recipes may name a model on it (`init.from.huggingFace.name`); otherwise they are refused."""
+    endpoint: Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=512)] | None = None
+    """URL of a mirror, without user and password; default https://huggingface.co."""
+    secret_key_ref: KeyReference | None = None
+    """Token of recipes that set none: a Secret's key in the recipe's own namespace. Default none."""
+
+
 VOLCANO: Final = "volcano"
 KUBERNETES: Final = "kubernetes"
 
@@ -277,3 +289,5 @@ class PlatformConfig(ApiModel):
     """Planned maintenance of nodes, before which runs move."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """NetworkPolicies of runs."""
+    hub: Hub = Hub()
+    """Download of models by their name on a hub."""

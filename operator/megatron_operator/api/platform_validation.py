@@ -38,6 +38,7 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
     ]
     errors += _gang_scheduling_errors(platform, at)
     errors += _priority_errors(platform, at)
+    errors += _hub_errors(platform, at)
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
         field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
         errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))
@@ -93,6 +94,12 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
                 f"{shown(other)} would not see the PodGroups of gangScheduling.scheduler {gangs.scheduler}",
                 "leave it out",
             )
+
+
+def _hub_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:
+    token = platform.hub.secret_key_ref
+    if token is not None and not NAME.pattern.fullmatch(token.name):
+        yield FieldError(f"{at}.hub.secretKeyRef.name", f"invalid name {shown(token.name)}", NAME.fix)
 
 
 def _priority_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:

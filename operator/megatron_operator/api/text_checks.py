@@ -72,6 +72,7 @@ _FORMS: Final = {
     "envFrom[].configMapRef.name": NAME,
     "serviceAccountName": NAME,
     "data.prepare.objectStorage.secretName": NAME,
+    "init.from.huggingFace.secretKeyRef.name": NAME,
     "tracking.wandb.secretKeyRef.name": NAME,
     "tracking.mlflow.secretKeyRef.name": NAME,
 }

@@ -14,7 +14,12 @@ from megatron_operator.api import duration
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import LONGEST_TEXT
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown, shown_key
-from megatron_operator.api.fine_tuning import ABSOLUTE_PATTERN, FOLDER_PATTERN
+from megatron_operator.api.fine_tuning import (
+    ABSOLUTE_PATTERN,
+    FOLDER_PATTERN,
+    HUB_NAME_PATTERN,
+    REVISION_PATTERN,
+)
 from megatron_operator.api.labels import API_VERSIONS, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
 from megatron_operator.api.other_names import fix_for_layer, fix_for_name, fix_for_value, plain
@@ -152,8 +157,11 @@ _PATTERNS = {
     ABSOLUTE_PATTERN: ("path", "use an absolute path, as the pod sees it"),
     FOLDER_PATTERN: (
         "folder",
-        "name a folder of a volume, for example /data/model: no hub is reached, so download the model there",
+        "name a folder of a volume, for example /data/model; a name on a hub is set in "
+        "init.from.huggingFace.name, where platform.hub.enabled is true",
     ),
+    HUB_NAME_PATTERN: ("name", "use owner and model as on the hub, for example meta-llama/Llama-3.1-8B"),
+    REVISION_PATTERN: ("revision", "use a branch, a tag or a commit of the model, for example main"),
     RELATIVE_PATTERN: ("path", "use a path relative to the data volume, without a leading slash"),
     duration.PATTERN: ("duration", "use seconds, or for example 10m or 1h30m"),
     duration.WORD_PATTERN: ("timeout", "use auto, off, or for example 10m or 90s"),

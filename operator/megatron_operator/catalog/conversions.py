@@ -13,7 +13,6 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.entry import Entry
 
-SOURCE: Final = "spec.init.from.huggingFace.path"
 TARGET: Final = "spec.export.huggingFace.path"
 BASE: Final = "spec.export.huggingFace.base"
 _ONE_CHECKPOINT: Final = re.compile(r"iter_\d+$")
@@ -29,7 +28,9 @@ def conversion_errors(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator
         mounted.append(DATA_DIR)
     source = spec.init.source.hugging_face if spec.init and spec.init.source else None
     if source is not None:
-        yield from _folder_errors(SOURCE, source.path, mounted, "the import writes beside it")
+        yield from _folder_errors(
+            f"spec.{source.field}", source.path or "", mounted, "the import writes beside it"
+        )
     checkpoint = spec.init.source.megatron if spec.init and spec.init.source else None
     if own_loop and checkpoint is not None and _ONE_CHECKPOINT.match(PurePosixPath(checkpoint.path).name):
         message = f"{shown(checkpoint.path)} is one checkpoint, and Megatron reads the newest one of a folder"
@@ -45,8 +46,9 @@ def conversion_errors(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator
 def _architecture_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
     shared = bool(entry.model.moe_shared_expert_intermediate_size)
     reason = bridge_support.conversion_obstacle(entry.family, shared_experts=shared)
-    source = spec.init.source if spec.init else None
-    for field, value in ((SOURCE, source and source.hugging_face), ("spec.export", spec.export)):
+    source = spec.init.source.hugging_face if spec.init and spec.init.source else None
+    field_of_source = f"spec.{source.field}" if source else ""
+    for field, value in ((field_of_source, source), ("spec.export", spec.export)):
         if value and reason:
             message = f"weights of {entry.name} are not converted: {reason}"
             yield FieldError(field, message, "leave it out; docs/weights.md lists what converts")

@@ -67,9 +67,10 @@ def take_tokenizer(data: dict[str, Any], spec: MegatronRecipeSpec, found: Diagno
     """
     source = spec.init.source.hugging_face if spec.init and spec.init.source else None
     asked = spec.data is not None and (spec.data.tokenizer is not None or spec.data.mock_data)
-    if source is None or asked or not source.path.startswith(f"{DATA_DIR}/"):
+    path = source.path if source else None
+    if path is None or asked or not path.startswith(f"{DATA_DIR}/"):
         return
-    data["tokenizer"] = PREPARED_TOKENIZER | {"tokenizerModel": source.path}
+    data["tokenizer"] = PREPARED_TOKENIZER | {"tokenizerModel": path}
     found.origin("data.tokenizer", IMPORTED_MODEL)
 
 

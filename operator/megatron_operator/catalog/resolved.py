@@ -4,7 +4,13 @@ from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, ModelPart, PeftSpec
-from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, JobBackendName, NetworkPolicies
+from megatron_operator.api.platform import (
+    AcceleratorProfile,
+    GangScheduling,
+    Hub,
+    JobBackendName,
+    NetworkPolicies,
+)
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, ProfileSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.tracking import TrackingSpec
@@ -61,6 +67,8 @@ class ResolvedRecipe(ApiModel):
     """Image with Megatron-Bridge, for the Jobs that import and export weights."""
     image_pull_secrets: list[str] = Field(default_factory=list)
     network_policies: NetworkPolicies = NetworkPolicies()
+    """The platform's."""
+    hub: Hub = Hub()
     """The platform's."""
     job_backend: JobBackendName = "pytorchjob"
     """The platform's."""

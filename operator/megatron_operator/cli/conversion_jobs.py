@@ -23,5 +23,12 @@ def conversion_lines(planned: "PlannedRun") -> list[tuple[str, str]]:
         if found is not None:
             job = f"Job {object_name(planned.name)}-{stage.role}"
             text = f"{found.source} to {found.path}, by {job} {when}, {memory} of memory, no accelerator"
+            if stage is IMPORT and (name := _name_on_hub(planned)) is not None:
+                text = f"{name} of the hub is downloaded to {text.replace(' to ', ' and converted to ', 1)}"
             lines.append((label, text))
     return lines
+
+
+def _name_on_hub(planned: "PlannedRun") -> str | None:
+    source = planned.resolved.init.source
+    return source.hugging_face.name if source and source.hugging_face else None

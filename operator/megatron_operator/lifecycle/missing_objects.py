@@ -6,6 +6,7 @@ from typing import Any, Final
 from megatron_contract.environment import ENV_TRACKING
 
 from megatron_operator.api.tracking import MLFLOW_TOKEN, WANDB_KEY
+from megatron_operator.manifests.convert import CONTAINER as CONVERT
 from megatron_operator.manifests.prepare import CONTAINER as PREPARE
 
 _MISSING: Final = (
@@ -43,6 +44,8 @@ def _field(variable: str, container: dict[str, Any]) -> str:
     """The field that sets a variable from one key: a tracker's credentials may be set in two places."""
     if container.get("name") == PREPARE:
         return "spec.data.prepare.objectStorage.secretName"
+    if container.get("name") == CONVERT:
+        return "spec.init.from.huggingFace.secretKeyRef or platform.hub.secretKeyRef"
     field, environment = f"spec.envValueFrom.{variable}", container["env"]
     trackers = next((each.get("value") or "" for each in environment if each["name"] == ENV_TRACKING), "")
     for name, tracker in ((WANDB_KEY, "wandb"), (MLFLOW_TOKEN, "mlflow")):

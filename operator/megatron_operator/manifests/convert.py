@@ -1,5 +1,6 @@
 """The Jobs that import weights before a run and export its own after it."""
 
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Final
@@ -9,14 +10,16 @@ from megatron_contract.environment import (
     DATA_DIR,
     DEFAULT_TERMINATION_LOG,
     ENV_PROGRESS_PORT,
+    ENV_SECRET_VARIABLES,
     ENV_TERMINATION_LOG,
     PROGRESS_PORT,
 )
 
 from megatron_operator.api import quantity
 from megatron_operator.api.errors import FieldError
-from megatron_operator.api.fine_tuning import plain_path
+from megatron_operator.api.fine_tuning import HuggingFaceSource, plain_path
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.platform import Hub
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
@@ -45,16 +48,38 @@ COPIES_MERGED: Final = 12
 LIBRARIES: Final = 3 << 29
 """Bytes of the process without a tensor: 0.9 GiB of torch, Megatron-Bridge and transformers, and room."""
 CPU: Final = "1"
+TOKEN: Final = "HF_TOKEN"
+ENDPOINT: Final = "HF_ENDPOINT"
 
 
 def import_job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:
-    """The Job that imports the weights of `init.from.huggingFace`; None for a run without them."""
+    """The Job that imports the weights of `init.from.huggingFace`; None for a run without them.
+
+    It alone asks a hub, where the recipe names a model on one, and it alone has the token.
+    """
     source = resolved.init.source
     if source is None or source.hugging_face is None:
         return None
-    folder = plain_path(source.hugging_face.path)
-    words = ["import", "--from", folder, "--to", source.checkpoint, "--reuse", *_model(resolved)]
-    return _job(owner, resolved, ROLE_IMPORT, words, _claims(storage, folder))
+    model = source.hugging_face
+    words = ["import", "--from", model.folder, "--to", source.checkpoint, "--reuse"]
+    words += _hub_arguments(model) + _model(resolved)
+    claims = _claims(storage, model.folder)
+    if model.name is None:
+        return _job(owner, resolved, ROLE_IMPORT, words, claims)
+    token = model.secret_key_ref or resolved.hub.secret_key_ref
+    secret = () if token is None else ({"name": TOKEN, "valueFrom": {"secretKeyRef": token.wire()}},)
+    environment = _hub_environment(resolved.hub) | ({ENV_SECRET_VARIABLES: TOKEN} if secret else {})
+    return _job(owner, resolved, ROLE_IMPORT, words, claims, environment, secret)
+
+
+def _hub_arguments(model: HuggingFaceSource) -> list[str]:
+    if model.name is None:
+        return []
+    return ["--hub", model.name, *(["--revision", model.revision] if model.revision else [])]
+
+
+def _hub_environment(hub: Hub) -> dict[str, str]:
+    return {} if hub.endpoint is None else {ENDPOINT: hub.endpoint}
 
 
 def folder_of_run(name: str) -> str:
@@ -155,7 +180,13 @@ def _grouped_experts(model: ModelSpec) -> int:
 
 
 def _job(
-    owner: Owner, resolved: ResolvedRecipe, role: str, words: list[str], claims: dict[str, str]
+    owner: Owner,
+    resolved: ResolvedRecipe,
+    role: str,
+    words: list[str],
+    claims: dict[str, str],
+    of_hub: Mapping[str, str] | None = None,
+    secret: tuple[Manifest, ...] = (),
 ) -> Manifest:
     work = Work(
         role=role,
@@ -168,11 +199,12 @@ def _job(
         image=resolved.conversion_image,
         environment={
             "HOME": "/tmp",
-            "HF_HUB_OFFLINE": "1",
+            **({"HF_HUB_OFFLINE": "1"} if of_hub is None else of_hub),
             ENV_TERMINATION_LOG: DEFAULT_TERMINATION_LOG,
             # No argument: the converter of an image that is older than the operator would refuse it.
             ENV_PROGRESS_PORT: str(PROGRESS_PORT),
         },
+        secret_environment=secret,
     )
     return cpu_job.job(owner, resolved, work)
 

@@ -82,7 +82,9 @@ def _new_volume_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
         return
     read = {f"data.sources[{number}].path": each.path for number, each in enumerate(data.sources or ())}
     read["data.prepare.source"] = data.prepare.source or ""
-    read["init.from.huggingFace.path"] = source.hugging_face.path if source and source.hugging_face else ""
+    model = source.hugging_face if source else None
+    # The import fills the folder of a model with a name.
+    read["init.from.huggingFace.path"] = model.path or "" if model and model.name is None else ""
     read["init.from.megatron.path"] = source.megatron.path if source and source.megatron else ""
     read["init.modelFolder"] = resolved.init.model_folder or ""
     for field, path in read.items():

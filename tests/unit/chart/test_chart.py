@@ -296,6 +296,7 @@ def test_images_may_be_named_by_digest(render: Any) -> None:
         ({"networkPolicy": {"apiServer": {"ports": []}}}, "/networkPolicy/apiServer/ports"),
         ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/networkPolicy/apiServer/cidrs/0"),
         ({"platform": {"networkPolicies": {"enable": True}}}, "/platform/networkPolicies"),
+        ({"platform": {"hub": {"endpoint": "user:pass@hub"}}}, "/platform/hub/endpoint"),
         ({"ui": {"port": 443}}, "/ui/port"),
         ({"webhook": {"failurePolicy": "Warn"}}, "/webhook/failurePolicy"),
         ({"webhook": {"certmanager": {}}}, "certmanager"),

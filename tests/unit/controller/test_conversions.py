@@ -55,6 +55,13 @@ def test_the_job_is_created_once_the_weights_are_imported(run: Run) -> None:
     assert run.condition("Imported")["status"] == "True"
 
 
+def test_the_commit_of_a_model_that_was_downloaded_is_in_the_status(run: Run) -> None:
+    reconcile(run)
+    end(run, IMPORT, message=RESULT | {"revision": "0123456789abcdef0123456789abcdef01234567"})
+    run.until(run.trains)
+    assert run.status["imported"]["revision"] == "0123456789abcdef0123456789abcdef01234567"
+
+
 def test_an_unchanged_recipe_imports_nothing_again(run: Run) -> None:
     reconcile(run)
     end(run, IMPORT, message=RESULT)

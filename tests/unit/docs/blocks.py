@@ -15,6 +15,7 @@ NOT_COMMANDS = {
     "    4. Train, and kill a pod on the way": "output of `make demo`, which needs root and minutes",
     "megatron-train (launcher) ": "a drawing of processes",
     "- name: init-pytorch": "a Go template, which only the training-operator renders",
+    "apiVersion: networking.k8s.io/v1": "a policy of a namespace, which is no object of this project",
 }
 """Start of the first line of a block that is neither YAML of ours nor commands -> what it is."""
 

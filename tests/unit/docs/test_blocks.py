@@ -91,6 +91,8 @@ def test_a_yaml_block_is_accepted(block: Block, folder: Path, render: Any) -> No
     if content.get("kind") == "MegatronRecipe":
         (folder / "recipe.yaml").write_text(block.text)
         platform = ["--platform", "values.yaml"] if "installation" in block.page.name else []
+        if names_model_of_hub(content["spec"]):
+            platform = ["--platform", "platform.yaml"]
         done = megatron(["validate", "-f", "recipe.yaml", *platform])
         assert done.exit_code == 0, done.output
     elif content.keys() <= VALUES.keys():
@@ -105,6 +107,11 @@ def test_a_yaml_block_is_accepted(block: Block, folder: Path, render: Any) -> No
         (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         done = megatron(["validate", "-f", "recipe.yaml"])
         assert done.exit_code == 0, done.output
+
+
+def names_model_of_hub(spec: dict[str, Any]) -> bool:
+    """Whether the recipe needs a platform that opens a hub."""
+    return "name" in spec.get("init", {}).get("from", {}).get("huggingFace", {})
 
 
 def accepts_recipes_of(files: dict[str, str], folder: Path) -> None:

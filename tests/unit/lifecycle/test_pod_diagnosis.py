@@ -166,6 +166,16 @@ def test_a_missing_secret_of_an_object_store_is_named_by_its_field() -> None:
     )
 
 
+def test_a_missing_secret_of_a_hub_is_named_by_its_field() -> None:
+    message = 'secret "hub" not found'
+    body = pod("import-0", {"reason": "CreateContainerConfigError", "message": message})
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    body["spec"] = {"containers": [{"name": "convert", "env": [token]}]}
+    found = diagnose([body], [], "run")
+    assert found is not None
+    assert "(for spec.init.from.huggingFace.secretKeyRef or platform.hub.secretKeyRef)" in found.message
+
+
 def test_a_missing_key_of_a_tracker_is_reported_with_the_trackers_field() -> None:
     body = waiting_for("couldn't find key api-key in Secret research/wandb")
     tracking = '{"tensorboard":false,"wandb":{"project":"p"},"mlflow":null}'

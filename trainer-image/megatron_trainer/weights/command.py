@@ -1,13 +1,14 @@
 """`megatron-convert`: weights of a Hugging Face model to a checkpoint of Megatron, and back.
 
-    megatron-convert import --from HF_FOLDER --to CHECKPOINT_FOLDER [-- ARGUMENTS]
+    megatron-convert import --from HF_FOLDER --to CHECKPOINT_FOLDER [--hub NAME] [-- ARGUMENTS]
     megatron-convert export --from CHECKPOINT_FOLDER --to HF_FOLDER [--base HF_FOLDER] [--iteration N|best]
                      [-- ARGUMENTS]
     megatron-convert audit --from FOLDER --to FOLDER
 
-One process, no GPU, no network. The destination appears under its name only when it is complete and its
-audit has passed; the audit is the file conversion-audit.json in it. ARGUMENTS are those of a run of Megatron
-Core's own loop: the conversion is refused unless config.json describes the model that they build.
+One process, no GPU, no network but for `--hub`. The destination appears under its name only when it is
+complete and its audit has passed; the audit is the file conversion-audit.json in it. ARGUMENTS are those of
+a run of Megatron Core's own loop: the conversion is refused unless config.json describes the model that they
+build.
 """
 
 import argparse
@@ -24,12 +25,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from megatron_contract.conversion import ConversionResult
-from megatron_contract.environment import ENV_PROGRESS_PORT, ENV_TERMINATION_LOG
+from megatron_contract.environment import ENV_PROGRESS_PORT, ENV_SECRET_VARIABLES, ENV_TERMINATION_LOG
 from megatron_contract.exit_codes import REASON_COMPLETED, ExitCode
 from megatron_contract.limits import cut_to_json
 from megatron_contract.termination import MAX_MESSAGE_BYTES, TerminationMessage
 
-from megatron_trainer.weights.conversion_error import AuditError, ConversionError, DestinationExistsError
+from megatron_trainer import secret_values
+from megatron_trainer.weights import hub
+from megatron_trainer.weights.conversion_error import (
+    AuditError,
+    ConversionError,
+    DestinationExistsError,
+    DownloadError,
+)
 
 if TYPE_CHECKING:
     from megatron_trainer.weights.audit import Audit
@@ -51,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # As an exception, so that the partial folder of a pod that is deleted is removed.
     signal.signal(signal.SIGTERM, terminate)
     try:
+        if arguments.command == "import" and arguments.hub is not None:
+            _download(arguments)
+            _continue_offline(arguments)
+        if arguments.command == "import" and arguments.revision is not None:
+            raise ConversionError("--revision has no effect without --hub; leave it out")
         chosen = _choose(arguments)
         with _protected(arguments, chosen.iteration):
             audit = _run(arguments)
@@ -58,11 +71,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _end(REFUSED, f"error: {error}")
     except AuditError as error:
         _end(FAILED, f"{error}; nothing was written to {arguments.to}")
+    except DownloadError as error:
+        _end(FAILED, f"error: {error}")
     except OSError as error:
         _end(FAILED, f"error: {error.strerror}: {error.filename}")
     if not audit.passed:
         _end(FAILED, audit.summary())
-    result = ConversionResult(len(audit.tensors), audit.bytes, chosen.iteration, chosen.loss)
+    revision = hub.commit(arguments.source) if arguments.command == "import" else None
+    result = ConversionResult(len(audit.tensors), audit.bytes, chosen.iteration, chosen.loss, revision)
     at = "" if result.iteration is None else f" of iteration {result.iteration}"
     _end(0, f"{arguments.to}{at}: {audit.summary()}", result)
 
@@ -81,7 +97,30 @@ def terminate(_signal: int, _frame: object) -> NoReturn:
     sys.exit(int(ExitCode.TERMINATED))
 
 
+def _download(arguments: argparse.Namespace) -> None:
+    """Have the model of a hub in --from. Raises ConversionError, DownloadError."""
+    # Files that are complete stay for the next try; threads would delay an exception.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(int(ExitCode.TERMINATED)))
+    model = hub.HubModel.of_environment(arguments.hub, arguments.revision)
+    hub.download(model, arguments.source, _meter(arguments).follow)
+
+
+def _continue_offline(arguments: argparse.Namespace) -> NoReturn:
+    """Replace this process by one that converts the folder: without the token, and without a hub."""
+    words = ["import", "--from", str(arguments.source), "--to", str(arguments.to)]
+    words += ["--reuse"] if arguments.reuse else []
+    if arguments.progress_port is not None:
+        words += ["--progress-port", str(arguments.progress_port)]
+    words += [SEPARATOR, *arguments.model] if arguments.model else []
+    left_out = (hub.TOKEN, ENV_SECRET_VARIABLES)
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment["HF_HUB_OFFLINE"] = "1"
+    command = [sys.executable, "-P", "-m", "megatron_trainer.weights.command", *words]
+    os.execve(sys.executable, command, environment)
+
+
 def _end(code: int, text: str, result: ConversionResult | None = None) -> NoReturn:
+    text = secret_values.scrub(text)
     print(f"megatron-convert: {text}", file=sys.stderr if code else sys.stdout, flush=True)
     if path := os.environ.get(ENV_TERMINATION_LOG):
         _write_termination(Path(path), code, text, result)
@@ -257,6 +296,16 @@ def make_parser() -> argparse.ArgumentParser:
                 "--reuse",
                 action="store_true",
                 help="audit a destination that exists instead of refusing it, and keep it if it is equal",
+            )
+        if name == "import":
+            command.add_argument(
+                "--hub",
+                metavar="NAME",
+                help="download this model of a Hugging Face hub to --from first, unless it is there "
+                "(HF_ENDPOINT: a mirror; HF_TOKEN: for gated models)",
+            )
+            command.add_argument(
+                "--revision", metavar="REVISION", help="branch, tag or commit for --hub (default: main)"
             )
         if name == "export":
             command.add_argument("--parents", action="store_true", help="create missing parents of --to")

@@ -13,3 +13,7 @@ class AuditError(TrainerError):
 
 class DestinationExistsError(TrainerError):
     """The destination of a conversion exists already."""
+
+
+class DownloadError(TrainerError):
+    """A hub cannot be reached, or fails: another try may succeed."""

@@ -15,6 +15,8 @@ from megatron_trainer.weights.tensors import Header, dtype_of, name_of
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+DOWNLOAD_FILE = "hub-download.json"
+"""Name, revision and commit of a model that was downloaded from a hub; written when it is complete."""
 SHARD_BYTES = 4 << 30
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
@@ -178,7 +180,8 @@ def copy_small_files(source: Path, target: Path) -> None:
     """Copy configuration, tokenizer and licence: all files but weights, as they are."""
     target.mkdir(exist_ok=True)
     for file in sorted(source.iterdir()):
-        if file.is_file() and file.suffix not in _WEIGHT_SUFFIXES and file.name not in (INDEX, AUDIT_FILE):
+        own = (INDEX, AUDIT_FILE, DOWNLOAD_FILE)
+        if file.is_file() and file.suffix not in _WEIGHT_SUFFIXES and file.name not in own:
             shutil.copyfile(file, target / file.name)
 
 

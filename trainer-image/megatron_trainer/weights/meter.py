@@ -1,6 +1,6 @@
 """How far a conversion is: tensors and bytes of its two steps, to convert and to audit."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +15,11 @@ class Meter:
 
     def __init__(self) -> None:
         self._last: ConversionProgress | None = None
+        self._measure: Callable[[], ConversionProgress] | None = None
+
+    def follow(self, measure: Callable[[], ConversionProgress]) -> None:
+        """Report what `measure` returns, which another thread calls."""
+        self._measure = measure
 
     def begin(self, step: str, *passes: Mapping[str, int]) -> None:
         """Begin a step, `convert` or `audit`, that reads tensors in turn: bytes by name for each pass."""
@@ -56,7 +61,8 @@ class Meter:
     def report(self) -> ProgressReport:
         """Return the answer to /progress."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return ProgressReport(PROGRESS_SCHEMA, "converting", updated_at=now, conversion=self._last)
+        last = self._measure() if self._measure else self._last
+        return ProgressReport(PROGRESS_SCHEMA, "converting", updated_at=now, conversion=last)
 
     def serve(self, port: int) -> str | None:
         """Serve the progress. Returns why it is not served; the conversion goes on without."""
