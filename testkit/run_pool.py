@@ -8,7 +8,7 @@ from localcluster import Cluster
 from localcluster.errors import ClusterError
 
 from testkit.faults.rows import Row
-from testkit.faults.table import ITERATIONS_PER_ROW, check_losses
+from testkit.faults.table import ITERATIONS_PER_ROW, UndisturbedRun, check_losses, check_samples
 from testkit.installation import DATA_CLAIM
 from testkit.kubectl import Kubectl
 from testkit.waiting import DEADLINE, wait_until
@@ -22,32 +22,36 @@ DISK_MEBIBYTES = 128
 """Size of the checkpoint volume that a fault fills."""
 
 
-def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, float]:
+def finish(run: WatchedRun, expected: UndisturbedRun | None) -> UndisturbedRun:
     """Wait for the end of a run, check what every run must leave behind, and delete it.
 
     Args:
         run: A run that trains.
-        expected: Loss by iteration of an undisturbed run; None for the undisturbed run itself.
+        expected: The losses and samples of an undisturbed run; None for the undisturbed run itself.
 
     Returns:
-        Loss by iteration.
+        Its losses and samples.
 
     Raises:
-        AssertionError: The run failed, or its losses or checkpoints are wrong.
+        AssertionError: The run failed, or its losses, samples or checkpoints are wrong.
         TimeoutError: The run did not end.
     """
     status = run.wait(lambda status: status.phase in ("Succeeded", "Failed"), 2 * DEADLINE)
     assert status.phase == "Succeeded", status.message
     records = run.records()
-    losses = {record.iteration: record.loss for record in records}
-    check_losses(run, losses if expected is None else expected)
+    samples = run.samples()
+    own = UndisturbedRun({record.iteration: record.loss for record in records}, samples.places())
+    expected = own if expected is None else expected
+    check_losses(run, expected.losses)
+    check_samples(samples, expected.samples, run.train_iters)
+    assert samples.problems() == []
     assert records[-1].iteration == run.train_iters
     saved = run.saved()
     assert saved[-1] == run.train_iters
     assert len(saved) >= KEEP, f"found the checkpoints {saved}, expected at least {KEEP}"
     run.delete()
     assert run.pods() == []
-    return losses
+    return own
 
 
 class RunPool:
@@ -66,11 +70,10 @@ class RunPool:
         self._run: WatchedRun | None = None
         self._has_own_spec = False
         """Whether the current run's recipe differs from that of the others."""
-        self.expected: dict[int, float] = {}
-        """Loss by iteration of the undisturbed run."""
+        self.expected = UndisturbedRun({}, {})
 
     def record_reference(self) -> None:
-        """Run once without a fault and keep the losses. Raises as finish() does."""
+        """Run once without a fault and keep its losses and samples. Raises as finish() does."""
         self.expected = finish(self._start(), None)
 
     def run_for(self, row: Row) -> WatchedRun:

@@ -8,6 +8,8 @@ from typing import Any
 
 from localcluster.errors import ClusterError
 from localcluster.faults import Container, Process
+from megatron_contract.environment import SAMPLES_DIR
+from megatron_trainer.data.sample_history import SampleHistory
 
 from testkit.api_server import Api
 from testkit.errors import RunEndedError
@@ -180,6 +182,10 @@ class WatchedRun(FaultTarget, TrainingRun):
             described = self.api.get("PersistentVolume", None, volume)
             self._folder = Path(described["spec"]["hostPath"]["path"]) / self.name
         return self._folder
+
+    def samples(self) -> SampleHistory:
+        """What its ranks have recorded of the samples that they read. Raises ClusterError and OSError."""
+        return SampleHistory(self.folder / SAMPLES_DIR)
 
     def ranks(self, node_rank: int) -> list[Process]:
         return ranks_in(self.container(node_rank))

@@ -34,6 +34,8 @@ TENSORBOARD_DIR: Final = "tensorboard"
 """Beside it; TensorBoard's event files."""
 WANDB_DIR: Final = "wandb"
 """Beside it; the files that wandb writes."""
+SAMPLES_DIR: Final = "samples"
+"""Beside it; which samples each iteration read, a file for each data-parallel rank."""
 PROFILE_DIR: Final = "profile"
 """Beside it; the traces that torch's profiler recorded, one file for each rank."""
 

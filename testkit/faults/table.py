@@ -2,7 +2,10 @@
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
+
+from megatron_trainer.data.sample_history import SampleHistory, difference
 
 from testkit.errors import TestkitError
 from testkit.faults.injections import FaultContext, InjectedFault
@@ -21,17 +24,27 @@ weights in bf16 are rounded differently. Ten times what was measured (6e-4); oth
 4e-2."""
 
 
+@dataclass(frozen=True)
+class UndisturbedRun:
+    """What every iteration of a run must have, disturbed or not."""
+
+    losses: dict[int, float]
+    """By iteration."""
+    samples: dict[int, list[int]]
+    """By iteration: what it read of the training data, sorted."""
+
+
 class IncidentMismatchError(TestkitError, AssertionError):
     """The run is healthy, but its status reports other incidents than the injected fault."""
 
 
-def play(context: FaultContext[WatchedRun], row: Row, expected: dict[int, float]) -> None:
+def play(context: FaultContext[WatchedRun], row: Row, expected: UndisturbedRun) -> None:
     """Inject the fault, wait until the run has recovered, and check what must hold.
 
     Args:
         context: The run, settled or about to.
         row: The fault.
-        expected: Loss by iteration of an undisturbed run.
+        expected: The losses and samples of an undisturbed run.
 
     Raises:
         IncidentMismatchError: The run recovered and its status is wrong.
@@ -42,7 +55,8 @@ def play(context: FaultContext[WatchedRun], row: Row, expected: dict[int, float]
     with context.undo:
         fault = row.inject(context)
         after = _wait_for_recovery(run, row, before)
-    check_losses(run, expected)
+    check_losses(run, expected.losses)
+    check_samples(run.samples(), expected.samples, run.saved()[-1])
     if row.incident_kinds:
         _check_resumed(row, before, after)
     if row.check_strays:
@@ -84,6 +98,18 @@ def check_losses(run: WatchedRun, expected: dict[int, float]) -> None:
             different[record.iteration] = (record.loss, expected[record.iteration])
     assert not different, f"losses that differ from the undisturbed run's: {different}"
     assert {r.iteration for r in records} == set(range(1, max(r.iteration for r in records) + 1))
+
+
+def check_samples(history: SampleHistory, expected: dict[int, list[int]], until: int) -> None:
+    """Every iteration up to `until` read the undisturbed run's samples: no resume repeated or left out any.
+
+    `expected` has the samples by iteration. Of a run that trains, `until` is that of a complete checkpoint:
+    all ranks have recorded theirs before. Raises AssertionError.
+    """
+    found = history.places(until)
+    assert sorted(found) == list(range(1, until + 1)), f"samples are recorded of {sorted(found)} alone"
+    different = difference(found, expected)
+    assert different is None, f"samples that differ from the undisturbed run's: {different}"
 
 
 def _check_resumed(row: Row, before: StateBeforeFault, records: list[IterationRecord]) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from megatron_contract.environment import SAMPLES_DIR
+from megatron_trainer.data.sample_history import SampleHistory
 
 from tests.trainer.warm_process import LAUNCHER, WarmLauncher, WarmProcess
 
@@ -73,6 +75,7 @@ class Gang:
         self.nodes, self.ranks_per_node = nodes, ranks // nodes
         self.environment: dict[str, str] = {}
         self.flags = list(MODEL_FLAGS)
+        self.length = ["--train-iters", str(TRAIN_ITERS)]
         self._data = _data_flags(corpus) if corpus is not None else ["--mock-data"]
         self._warm = warm
         self._store_port = free_port()
@@ -107,7 +110,7 @@ class Gang:
         return [
             *self.flags,
             *self._data,
-            *("--train-iters", str(TRAIN_ITERS)),
+            *self.length,
             *("--save", str(self.save)),
         ]
 
@@ -165,6 +168,10 @@ class Gang:
     def distinct_losses(self, until: float = math.inf) -> dict[int, set[float]]:
         """Return the losses of each iteration up to one: a single one where repetitions have the same."""
         return {each: set(losses) for each, losses in self.losses().items() if each <= until}
+
+    def samples(self) -> SampleHistory:
+        """Return which samples the iterations have read."""
+        return SampleHistory(self.save / SAMPLES_DIR)
 
     def await_iteration(self, iteration: int, generation: int = 1) -> None:
         def reached() -> bool | None:
@@ -326,7 +333,10 @@ def assert_phases_in_order(incident: dict[str, Any]) -> None:
 
 
 def assert_same_training(run: Gang, undisturbed: Gang) -> None:
-    """Assert that all iterations were done and each loss, of any generation, equals that of `undisturbed`."""
+    """Assert that all iterations were done with the losses and samples of `undisturbed`.
+
+    Losses of repeated iterations are equal too.
+    """
     expected = {iteration: losses[0] for iteration, losses in undisturbed.losses().items()}
     found = run.losses()
     assert sorted(found) == list(range(1, TRAIN_ITERS + 1))
@@ -336,3 +346,4 @@ def assert_same_training(run: Gang, undisturbed: Gang) -> None:
         if set(losses) != {expected[iteration]}
     }
     assert not different, f"iteration: (losses, expected loss): {different}"
+    assert run.samples().places() == undisturbed.samples().places()

@@ -22,7 +22,7 @@ def recipe(case: Case, media: str, length: int, iterations: int, **data: Any) ->
     """The specification of a run of sequences of `length` tokens; `media`: the folder of its tar files."""
     return {
         "recipe": case.recipe,
-        "accelerator": {"type": "cpu", "count": 2},
+        "accelerator": {"type": "cpu", "count": case.ranks, "perNode": case.ranks},
         "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
         "data": {
             **{"volume": {"claimName": "corpus"}, "sources": [{"path": f"/data/{media}/*.tar"}]},
@@ -101,6 +101,10 @@ def undisturbed_and_killed(
     assert sorted(expected) == list(range(1, ITERATIONS + 1))
     assert killed.distinct_losses(until=ITERATIONS) == expected
     assert killed.incidents()[0]["resumedFrom"] >= SAVED_EVERY
+    # The first iteration after a resume is recorded at once.
+    read = killed.samples().places(until=SAVED_EVERY + 1)
+    assert sorted(read) == list(range(1, SAVED_EVERY + 2))
+    assert read == undisturbed.samples().places(until=SAVED_EVERY + 1)
     return undisturbed
 
 

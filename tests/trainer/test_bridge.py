@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.trainer.bridge_run import (
 )
 from tests.trainer.chat_corpus import LLAMA, lines, many, write_tokenizer
 from tests.trainer.curves import read_curves
+from tests.trainer.gang import assert_phases_in_order
 from tests.trainer.warm_process import WarmProcess
 
 Start = Callable[..., BridgeGang]
@@ -86,6 +88,38 @@ def test_a_killed_lora_run_resumes_with_the_losses_of_an_undisturbed_one(
         steps = [step for step, _ in board[name]]
         assert steps == list(range(1, len(steps) + 1))
         assert len(steps) > SAVED_EVERY
+
+
+def test_a_stopped_rank_is_named_and_the_run_resumes_with_the_losses_of_an_undisturbed_one(
+    start: Start, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, last = 20, 40
+    tuned: dict[str, Value] = {"checkpoint__pretrained_checkpoint": str(weights), "optimizer__lr": 1e-3}
+    tuned |= {"train__train_iters": last, "checkpoint__save_interval": saved}
+    undisturbed = start("llama32_1b_sft_config", **tuned)
+    assert undisturbed.wait() == [0], undisturbed.log()[-3000:]
+
+    monkeypatch.setenv("MEGATRON_HANG_TIMEOUT", "20")
+    run = start("llama32_1b_sft_config", **tuned)
+    # Long before the next save, which may take half an hour.
+    run.await_iteration(saved + 1)
+    run.ranks(0)[1].send_signal(signal.SIGSTOP)
+    assert run.wait() == [0], run.log()[-3000:]
+
+    expected = undisturbed.distinct_losses()
+    assert sorted(expected) == list(range(1, last + 1))
+    assert run.distinct_losses() == expected
+    (incident,) = run.incidents()
+    assert (incident["kind"], incident["rank"], incident["resumedFrom"]) == ("hang", 1, saved)
+    assert saved < incident["iteration"] < last
+    assert incident["cause"].startswith(f"rank 1 is stopped after iteration {incident['iteration']}")
+    assert_phases_in_order(incident)
+    (stacks,) = (run.save / "hangs").glob("*/node-0.txt")
+    waiting, stopped = stacks.read_text().split("rank 1 (")
+    assert "rank 0 (" in waiting
+    assert "in train_step" in waiting, "the stack of the other rank shows where it waits"
+    assert "no answer to the request for its stacks" in stopped
+    assert run.survivors() == []
 
 
 def test_the_best_checkpoint_outlives_newer_ones_and_a_killed_rank_and_is_exported(
@@ -227,6 +261,35 @@ def test_a_recipe_is_fine_tuned_on_the_chats_that_its_job_prepared(
     run.run_to_end()
 
     assert_learned(run)
+
+
+def test_a_killed_run_reads_the_chats_of_an_undisturbed_one_in_each_iteration(
+    volume: Path, warm_bridge: WarmProcess, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = {"path": "/data/raw/*.jsonl", "format": "chat"}
+    spec = _spec("llama3.2-1b-sft", {"sources": [source], "split": "80,20,0"}, 128)
+    spec["parallelism"] = {"tensorModelParallelSize": 1}
+    words = rendered_preparation(spec, volume)
+    chats_command.run(words)
+    undisturbed, killed = (
+        RecipeGang(tmp_path_factory.mktemp("run"), warm_bridge, volume, spec) for _ in range(2)
+    )
+    undisturbed.run_to_end()
+    killed.start()
+    killed.await_iteration(SAVED_EVERY + 1)
+    killed.kill_rank(0)
+    assert killed.wait() == [0], killed.log()[-3000:]
+
+    expected, found = undisturbed.samples(), killed.samples()
+    assert sorted(expected.places()) == list(range(1, ITERATIONS + 1))
+    assert found.places() == expected.places()
+    assert found.problems() == expected.problems() == []
+    assert [kept.start.ranks for kept in found.kept()] == [2, 2]
+    chats = (Path(words[words.index("--output") + 1]) / "training.jsonl").read_text().splitlines()
+    read = [place for places in expected.places().values() for place in places]
+    assert len(read) == len(set(read)) == 4 * ITERATIONS, "each chat at most once in the first epoch"
+    assert max(read) < len(chats)
+    assert expected.starts[1].dataset["path"].endswith("training.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,4 @@ def test_a_killed_run_repeats_the_same_losses_with(change: Callable[[Gang], obje
     assert len(losses[SAVE_INTERVAL + 1]) == 2, "the iterations after the checkpoint are repeated"
     different = {iteration: each for iteration, each in losses.items() if len(set(each)) > 1}
     assert not different, "every repeated iteration has the loss that it had before"
+    assert pod.samples().problems() == []

@@ -5,7 +5,8 @@ rank `rank`, in those generations (by default all), the rank does `what`: `nan` 
 `raise`, `loop` (endlessly, in Python), `leave` (exit code 0). `hold` has all ranks complete their checkpoints
 and wait before iteration `at` until the file "until" exists. A `slow-save` and a `slow-evaluation` take
 SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
-LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor.
+LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor. `shift-samples` has a rank read
+from "by" samples after those that the checkpoint has consumed, or before them.
 
 In the preflight `wrong-product` simulates a device whose memory flips a bit, `slow-product` one that computes
 100 times slower than it does, `deaf` a network interface through which no other node answers, `wrong-sum` one
@@ -126,9 +127,12 @@ def disturb_gpt(gpt: Any) -> None:
     gpt.compute_loss, gpt.forward_step = disturbed_loss, disturbed_step
 
 
+_SPLITS = ("split", "index_split")
+
+
 def disturb_checkpointing(training: Any) -> None:
     save, evaluate, load = training.save_checkpoint, training.evaluate, training.load_checkpoint
-    step = training.train_step
+    step, build_loader = training.train_step, training.build_pretraining_data_loader
 
     def disturbed_train_step(*args: Any, **kwargs: Any) -> Any:
         hold(training.get_args().curr_iteration + 1, training.maybe_finalize_async_save)
@@ -152,7 +156,12 @@ def disturb_checkpointing(training: Any) -> None:
                 torch.ones(2, requires_grad=True)[:1].copy_(torch.zeros(1))
         return load(*args, **kwargs)
 
-    training.train_step = disturbed_train_step
+    def disturbed_loader(dataset: Any, consumed: int) -> Any:
+        training_set = "train" in {getattr(getattr(dataset, name, None), "name", "") for name in _SPLITS}
+        shift = [each["by"] for each in FAULTS if each["what"] == "shift-samples" and due("shift-samples")]
+        return build_loader(dataset, consumed + (sum(shift) if training_set else 0))
+
+    training.train_step, training.build_pretraining_data_loader = disturbed_train_step, disturbed_loader
     training.save_checkpoint, training.evaluate = disturbed_save, disturbed_evaluation
     training.load_checkpoint = disturbed_load
 

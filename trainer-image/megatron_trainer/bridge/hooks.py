@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from megatron.bridge.data import loaders
 from megatron.bridge.training import checkpointing, gpt_step, pretrain, train, vlm_step
 from megatron.bridge.training import eval as evaluation
 from megatron.bridge.training.state import GlobalState
@@ -20,6 +21,7 @@ from megatron.training import global_vars
 
 from megatron_trainer.bridge import diffusion
 from megatron_trainer.checkpoints import extra_states
+from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
@@ -52,6 +54,7 @@ class BridgeHooks(MegatronHooks):
             self._wrap("forward_step", self._forward, module)
         for step in diffusion.steps() if diffusion.is_diffusion(self._config) else ():
             self._wrap("__call__", self._forward, step)
+        self._wrap("build_train_valid_test_data_loaders", self._samples.watch, loaders)
         self._wrap("to_yaml", self._write_last, type(self._config))
         extra_states.install()
         self._phases.install()
@@ -92,12 +95,14 @@ class BridgeHooks(MegatronHooks):
         if result[3]:
             return result
         self.iteration = state.train_state.step + 1
+        self._samples.end(self.iteration, self._config.checkpoint.save)
         self._report_step(result[0], time.perf_counter() - started, optimizer)
         return result
 
     def _drop(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         inner(*args, **kwargs)
         self.iteration += 1
+        self._samples.end(self.iteration, self._config.checkpoint.save, SKIPPED)
         self._reporter.send("skipped", iteration=self.iteration)
 
     def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:

@@ -136,17 +136,21 @@ class _Samples(_Conversations):
         self, path: Path, length: int, config: ImageTextDatasetConfig, processor: Any, *, shuffled: bool
     ) -> None:
         super().__init__(length, config, processor)
-        self._path, self._lines = path, Lines(path)
+        self.read_from, self._lines = path, Lines(path)
         self._seed = config.seed if shuffled else None
         self._epoch, self._order = -1, np.arange(len(self._lines))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        number = self.place_of(index)
+        return _read(self._lines[number], f"{self.read_from}:{number + 1}")
+
+    def place_of(self, index: int) -> int:
+        """Return which line of the file, from 0, a number stands for."""
         epoch, place = divmod(index, len(self._lines))
         if self._seed is not None and epoch != self._epoch:
             self._epoch = epoch
             self._order = np.random.default_rng([self._seed, epoch]).permutation(len(self._lines))
-        number = int(self._order[place])
-        return _read(self._lines[number], f"{self._path}:{number + 1}")
+        return int(self._order[place])
 
 
 def sample(path: Path, number: int) -> dict[str, Any]:

@@ -222,15 +222,20 @@ class _Samples(_Numbered):
     ) -> None:
         super().__init__(length, config)
         self._places = places
+        self.read_from = places[0].tar.parent if places else None
         self._seed = config.seed if shuffled else None
         self._epoch, self._order = -1, np.arange(len(places))
 
     def __getitem__(self, index: int) -> Latents:
+        return sample(self._places[self.place_of(index)], self._config)
+
+    def place_of(self, index: int) -> int:
+        """Return which of the folder's samples, from 0, a number stands for."""
         epoch, position = divmod(index, len(self._places))
         if self._seed is not None and epoch != self._epoch:
             self._epoch = epoch
             self._order = np.random.default_rng([self._seed, epoch]).permutation(len(self._places))
-        return sample(self._places[int(self._order[position])], self._config)
+        return int(self._order[position])
 
 
 def sample(place: Place, config: LatentsDatasetConfig) -> Latents:

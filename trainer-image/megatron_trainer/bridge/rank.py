@@ -53,6 +53,8 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
         if hooks.building and isinstance(error, FLAG_REJECTIONS):
             raise _refused(error) from error
         raise classify_in_step(error, hooks.stepping) from error
+    finally:
+        hooks.close()
     if hooks.iteration < config.train.train_iters:
         raise classify_early_exit(0, hooks.iteration)
     reporter.send("finished", iteration=hooks.iteration)

@@ -68,6 +68,8 @@ def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
         if hooks.building and isinstance(error, FLAG_REJECTIONS):
             raise flags_refused(error) from error
         raise classify_in_step(error, hooks.stepping) from error
+    finally:
+        hooks.close()
     reporter.send("finished", iteration=hooks.iteration)
 
 

@@ -4,6 +4,7 @@ The loss is that of the step itself. Megatron prints a mean over an accumulator 
 first iteration of a process, so the second line after every start is the mean of two iterations.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -23,13 +24,19 @@ from megatron_contract.environment import PROGRESS_FILE, SCALARS_FILE, VALIDATIO
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_trainer.checkpoints import extra_states
-from megatron_trainer.checkpoints.checkpoint_lease import require_generation, require_lease
+from megatron_trainer.checkpoints.checkpoint_lease import (
+    LeaseLostError,
+    require_generation,
+    require_lease,
+)
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.settings import read_profile_window, read_tracking
 from megatron_trainer.telemetry.reporter import LEASE_ENV, ProgressFile, Reporter
+from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker import gpt
+from megatron_trainer.worker.sample_recorder import SampleRecorder
 from megatron_trainer.worker.step_phases import StepPhases
 from megatron_trainer.worker.step_profiler import StepProfiler
 
@@ -70,6 +77,7 @@ class MegatronHooks:
         self._spikes = spikes
         self._profiler = StepProfiler(read_profile_window(), reporter.rank)
         self._phases = StepPhases()
+        self._samples = SampleRecorder(reporter.generation)
         self._owner = os.environ.get(LEASE_ENV, "")
         self._saving = False
         self._evaluating = False
@@ -103,6 +111,7 @@ class MegatronHooks:
         self._wrap("save_config", self._guard, serialization)
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt)
+        self._wrap("build_train_valid_test_data_loaders", self._samples.watch)
         extra_states.install()
         self._phases.install()
         if self._scalars is not None:
@@ -159,6 +168,8 @@ class MegatronHooks:
     def _save(self, inner: Callable[..., Any], iteration: int, *args: Any, **kwargs: Any) -> None:
         self._reporter.send("phase", phase="saving")
         self._require_lease()
+        # Before the checkpoint: what a resume takes as done is recorded.
+        self._samples.flush()
         self._saving = True
         started = time.perf_counter()
         inner(iteration, *args, **kwargs)
@@ -248,8 +259,16 @@ class MegatronHooks:
         if should_exit:
             return result
         self.iteration = kwargs["iteration"] + 1
+        self._samples.end(self.iteration, get_args().save)
         self._report_step(losses, time.perf_counter() - started, optimizer)
         return result
+
+    def close(self) -> None:
+        """Write what is left to write, when the rank ends, unless its launcher was replaced meanwhile."""
+        if self._samples.is_recording:
+            with contextlib.suppress(LeaseLostError):
+                self._require_lease()
+                self._samples.close(self.stepping, get_args().save)
 
     def _begin_step(self, iteration: int) -> None:
         self.stepping = iteration
@@ -295,6 +314,7 @@ class MegatronHooks:
         """
         gpt.drop_batches(*args)
         self.iteration += 1
+        self._samples.end(self.iteration, get_args().save, SKIPPED)
         self._reporter.send("skipped", iteration=self.iteration)
 
     def _append_progress(self, record: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
+from megatron_contract.environment import PROGRESS_FILE, SAMPLES_DIR, VALIDATION_FILE
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, LeaseLostError
 from megatron_trainer.checkpoints.selection import TRACKER
 from megatron_trainer.telemetry.reporter import GENERATION_ENV, LEASE_ENV, Reporter
@@ -78,6 +78,7 @@ HOOKED = (
     "save_config",
     "get_checkpoint_tracker_filename",
     "forward_step",
+    "build_train_valid_test_data_loaders",
 )
 
 
@@ -114,6 +115,26 @@ def test_a_rank_that_was_frozen_before_the_tracker_does_not_write_it(rank: Rank)
     with pytest.raises(LeaseLostError):
         rank.save_checkpoint(body)
     assert not (rank.save / TRACKER).exists()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_rank_that_ends_writes_its_samples_unless_it_was_replaced(replaced: bool, rank: Rank) -> None:
+    from megatron_trainer.worker import sample_recorder
+
+    recorder = rank.hooks._samples
+    recorder._loader = object()  # type: ignore[assignment]
+    start = sample_recorder.Start(3, 8, 1, 100, {})
+    recorder._log = sample_recorder.SampleLog(rank.save / SAMPLES_DIR, 0, start)
+    recorder._numbers = [64, 65]
+    rank.hooks.stepping = 9
+    if replaced:
+        rank.replace_master()
+    rank.hooks.close()
+    written = list((rank.save / SAMPLES_DIR).glob("*"))
+    assert len(written) == (0 if replaced else 1)
+    if not replaced:
+        _, read = map(json.loads, written[0].read_text().splitlines())
+        assert (read["first"], read["numbers"], read["state"]) == (9, [[64, 2]], "unfinished")
 
 
 def test_a_rank_of_an_earlier_generation_writes_no_shards(rank: Rank) -> None:
