@@ -5,6 +5,7 @@ from typing import Annotated, Final, Self
 
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import (
+    MAX_EVALUATIONS,
     MAX_INCIDENTS,
     MAX_STRAGGLERS,
     MAX_WARNINGS,
@@ -69,6 +70,14 @@ class ReportedStraggler(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedEvaluation(Message):
+    """An evaluation of the validation data."""
+
+    iteration: Count
+    loss: Finite
+
+
+@dataclass(frozen=True, slots=True)
 class PreparationProgress(Message):
     """How far the preparation of the data is, by all of its pods together."""
 
@@ -79,17 +88,20 @@ class PreparationProgress(Message):
     bytes_total: Bytes
     bytes_per_second: Rate | None = None
     seconds_left: Seconds | None = None
+    step: Annotated[str, OneOf(("build", "check"), "build")] = "build"
+    """`build`: the dataset is written; `check`: it is checked against what the run reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionProgress(Message):
     """How far a conversion of weights is in its step."""
 
-    step: Annotated[str, OneOf(("convert", "audit"), "convert")]
-    """`convert`: tensors are written; `audit`: source and result are read again and compared."""
+    step: Annotated[str, OneOf(("download", "convert", "audit"), "convert")]
+    """`download`: files of a hub are written; `convert`: tensors are written; `audit`: source and result are
+    read again and compared."""
     tensors_done: Count
     tensors_total: Count
-    """An audit reads each tensor two or three times, and counts each time."""
+    """An audit reads each tensor two or three times, and counts each time; a download counts none."""
     bytes_done: Bytes
     bytes_total: Bytes
 
@@ -151,6 +163,8 @@ class ProgressReport(Message):
     best_validation_iteration: Count | None = None
     """Iteration of the evaluation with the lowest loss."""
     best_validation_loss: Finite | None = None
+    evaluations: Annotated[tuple[ReportedEvaluation, ...], Items(MAX_EVALUATIONS, newest=True)] = ()
+    """Evaluations in order of iterations; of many, some over the whole run, with the best and the last."""
     best_checkpoint_iteration: Count | None = None
     """Iteration of the complete checkpoint with the lowest validation loss, where that one is kept."""
     best_checkpoint_loss: Finite | None = None

@@ -150,6 +150,7 @@ PROGRESS: Final[dict[str, Any]] = {
     "validationLoss": 2.5,
     "bestValidationIteration": 40,
     "bestValidationLoss": 2.5,
+    "evaluations": [{"iteration": 40, "loss": 2.5}],
     "bestCheckpointIteration": 40,
     "bestCheckpointLoss": 2.5,
     "preparation": {
@@ -158,6 +159,7 @@ PROGRESS: Final[dict[str, Any]] = {
         "bytesTotal": 10,
         "bytesPerSecond": 1.5,
         "secondsLeft": 3.5,
+        "step": "check",
     },
 }
 
@@ -247,7 +249,13 @@ STATUSES: Final[list[Any]] = [
         "phase": "Exporting",
         "observedGeneration": 1,
         "progress": {"iteration": 200, "trainIters": 200, "lmLoss": 1.5, "tokensPerSecond": 1e5},
-        "validation": {"iteration": 200, "loss": 1.5, "bestIteration": 200, "bestLoss": 1.5},
+        "validation": {
+            "iteration": 200,
+            "loss": 1.5,
+            "bestIteration": 200,
+            "bestLoss": 1.5,
+            "evaluations": [{"iteration": 200, "loss": 1.5}],
+        },
         "preparation": {"documents": 10, "bytesDone": 5, "bytesTotal": 10, "bytesPerSecond": 1.0},
         "imported": {"source": "/data/a", "path": "/data/a-megatron", "tensors": 1, "bytes": 2, "audit": "a"},
         "exported": {"source": "/checkpoints/run", "path": "/data/tuned/end", "audit": "b", "iteration": 200},

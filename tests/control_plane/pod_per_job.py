@@ -151,13 +151,13 @@ class RunsWithPodPerJob:
 
     def test_a_queue_admits_suspends_and_resumes_a_run(self, runs: PodPerJobWorld) -> None:
         runs.apply("run", **QUEUE)
-        state = runs.wait_for("run", phase="Pending", conditions={"Running": "Queued"}, job=True)
+        state = runs.wait_for("run", phase="Queued", conditions={"Running": "Queued"}, job=True)
         assert not state.pods
         assert runs.job("run")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
         runs.suspend_as_queue("run", False)
         before = runs.train("run", 60, checkpoint=50)
         runs.suspend_as_queue("run", True)
-        runs.wait_for("run", phase="Pending", conditions={"Running": "Queued"}, pods=0)
+        runs.wait_for("run", phase="Queued", conditions={"Running": "Queued"}, pods=0)
         assert runs.job("run")["spec"]["suspend"] is True, "the operator leaves it to the queue"
         runs.suspend_as_queue("run", False)
         state = runs.wait_for("run", pods=2, without=before.pod_uids)

@@ -183,14 +183,15 @@ def test_an_upgrade_and_a_rollback_start_nothing_that_waits_or_has_ended(
     world.wait_for("queued", conditions={"Running": "Queued"}, job=True)
     world.apply("refused", accelerator={"type": "tpu", "count": 4})
     world.wait_for("refused", phase="Refused")
-    for number, step in enumerate((versions.upgrade, versions.roll_back)):
+    steps = ((versions.upgrade, "Queued"), (versions.roll_back, "Pending"))
+    for number, (step, waits) in enumerate(steps):
         step()
         # A new recipe is reconciled after all existing ones.
         world.apply(f"marker-{number}", accelerator={"type": "tpu", "count": 4})
         world.wait_for(f"marker-{number}", phase="Refused")
         assert world.wait_for("done", phase="Succeeded").job_uid == job
         world.wait_for("suspended", phase="Suspended", job=False, pods=0)
-        world.wait_for("queued", phase="Pending", conditions={"Running": "Queued"}, pods=0)
+        world.wait_for("queued", phase=waits, conditions={"Running": "Queued"}, pods=0)
         world.wait_for("refused", phase="Refused", job=False, pods=0)
 
 

@@ -1,6 +1,7 @@
 """Phases and condition types of a MegatronRecipe; the reasons are in `reasons`."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class Phase(StrEnum):
@@ -10,13 +11,20 @@ class Phase(StrEnum):
     REFUSED = "Refused"
     IMPORTING = "Importing"
     PREPARING = "Preparing"
+    CHECKING = "Checking"
+    QUEUED = "Queued"
     STARTING = "Starting"
     TRAINING = "Training"
+    EVALUATING = "Evaluating"
     RECOVERING = "Recovering"
     EXPORTING = "Exporting"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+
+
+TRAINS: Final = frozenset({Phase.TRAINING, Phase.EVALUATING})
+"""Phases of a run whose ranks have started and go on."""
 
 
 class Condition(StrEnum):

@@ -64,6 +64,11 @@ class Reason(StrEnum):
     )
 
     PREPARING = "Preparing", "`Prepared=False`", "The preparation Job is starting or running."
+    CHECKING = (
+        "Checking",
+        "`Prepared=False`",
+        "The preparation Job has built the dataset, and checks its token ids and samples against the run.",
+    )
     PREPARED = "Prepared", "`Prepared=True`", "Tokenizer and dataset are complete."
     NOTHING_TO_PREPARE = "NothingToPrepare", "`Prepared=True`", "The recipe has no `data.prepare`."
     PREPARE_FAILED = (
@@ -184,7 +189,7 @@ class Reason(StrEnum):
     JOB_CREATED = "JobCreated", "`Running=False`", "The training job is created; it has no pods yet."
     QUEUED = (
         "Queued",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",
         "Kueue has not admitted the job, or has suspended it again; the message has Kueue's reason, which is "
         "read every 15 s at first, and then less often.",
         "Wait, or check the queue's quota.",

@@ -51,12 +51,15 @@ class Incident(ApiModel):
     kind: str
     """A field of restartsByKind."""
     cause: str
+    """What failed, from exit code, signal and messages."""
     pod: str | None = None
     """Pod where it began, without the job's name: `worker-3`."""
     node: str | None = None
+    """Node of that pod."""
     rank: int | None = None
     """Global rank that failed or was behind."""
     exit_code: int | None = None
+    """Exit code of the rank or container that failed."""
     iteration: int | None = None
     """Last completed iteration before it."""
     resumed_from: int | None = None
@@ -78,6 +81,7 @@ class ElasticStatus(ApiModel):
     since: str
     """RFC 3339."""
     reason: str
+    """Why fewer are used."""
     larger: int | None = None
     """Larger number of accelerators that could be used now."""
     larger_since: str | None = None
@@ -91,6 +95,7 @@ class NodeEvidence(ApiModel):
     """`DeviceMemory`, `DeviceLink`, `DeviceLost`, `DeviceXid`, `Preflight`, `NodeCondition`, `NodeTaint`,
     `NodeLost`."""
     cause: str
+    """What was seen."""
     time: str
     """When it was first seen, RFC 3339."""
     shared: bool = False
@@ -121,12 +126,15 @@ class EndedPod(ApiModel):
     """How a pod ended that the operator deletes."""
 
     cause: str
+    """Why it ended."""
     exit_code: int | None = None
+    """Exit code of its container."""
     checkpoint_iteration: int | None = None
     """Newest checkpoint that the pod reported at its end."""
     rank: int | None = None
     """Global rank that failed."""
     node: str | None = None
+    """Node that it ran on."""
     disruption: str | None = None
     """Reason of the pod's condition DisruptionTarget, or `Deleted`; not set where it ended by itself."""
     evidence: str | None = None
@@ -146,7 +154,9 @@ class RecoveryStatus(ApiModel):
     first_cause: str | None = None
     """Cause of the first restart since the newest checkpoint."""
     last_cause: str | None = None
+    """Cause of the last interruption."""
     last_incident: Incident | None = None
+    """The newest of `history`."""
     history: list[Incident] = Field(default_factory=list)
     """Newest last, at most 20."""
     lost_iterations: int = 0
@@ -166,11 +176,13 @@ class RecoveryStatus(ApiModel):
     elastic: ElasticStatus | None = None
     """Set only while the run uses fewer accelerators than requested."""
     last_resize_time: str | None = None
+    """When the run was last resized, RFC 3339."""
     waiting_since: str | None = None
     """Since when pods are unschedulable, RFC 3339."""
     checkpoint_iteration: int | None = None
     """Newest checkpoint at the last restart; a newer one resets restartsSinceCheckpoint."""
     last_restart_time: str | None = None
+    """When the last restart was counted, RFC 3339."""
     pods_as_of: str | None = None
     """Creation time of the newest pod that was counted; a newer pod is a replacement."""
     gang: str | None = None

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.ledger_status import TimeLedger
 from megatron_operator.api.recovery_status import RecoveryStatus
 
 
@@ -156,13 +157,19 @@ class Progress(ApiModel):
     """Progress that the pods report."""
 
     iteration: int | None = None
+    """The last complete iteration."""
     train_iters: int | None = None
     """Iterations of the whole run."""
     lm_loss: float | None = None
+    """Training loss of that iteration."""
     learning_rate: float | None = None
+    """Learning rate of that iteration."""
     step_seconds: float | None = None
+    """Seconds of that iteration."""
     tokens_per_second: float | None = None
+    """Tokens of the batch by second, of the whole run."""
     tflops_per_gpu: float | None = None
+    """TFLOP/s of one accelerator, by Megatron's formula."""
     eta: str | None = None
     """Expected time of the last iteration, RFC 3339."""
     display: str | None = None
@@ -173,15 +180,28 @@ class Progress(ApiModel):
     """When the iteration last changed, RFC 3339."""
 
 
+class Evaluation(ApiModel):
+    """An evaluation of the validation data."""
+
+    iteration: int
+    """Iteration after which it was done."""
+    loss: float
+    """Mean loss of the validation data."""
+
+
 class ValidationStatus(ApiModel):
     """Evaluations of the validation data (`training.evalInterval`) that the pods report."""
 
     iteration: int
     """Iteration of the last one."""
     loss: float
+    """Mean loss of the last one."""
     best_iteration: int | None = None
     """Iteration of the one with the lowest loss."""
     best_loss: float | None = None
+    """That loss."""
+    evaluations: Annotated[list[Evaluation], Field(max_length=40)] | None = None
+    """Oldest first; of more than 40, some over the whole run, with the lowest and the last."""
 
 
 class PreparationStatus(ApiModel):
@@ -192,7 +212,9 @@ class PreparationStatus(ApiModel):
     bytes_done: int
     """Bytes of the sources that have been read, as they are on the volume."""
     bytes_total: int
+    """Bytes of the sources."""
     bytes_per_second: float | None = None
+    """Bytes of the sources that are read by second, by all pods."""
     eta: str | None = None
     """Expected end, RFC 3339."""
 
@@ -201,12 +223,15 @@ class ConversionProgressStatus(ApiModel):
     """Progress of an import or export of weights."""
 
     step: str
-    """`convert`: tensors are written; `audit`: source and result are read again and compared."""
+    """`download`: files of a hub; `convert`: tensors are written; `audit`: source and result are compared."""
     tensors_done: int
+    """Tensors that this step has written, or read for the audit."""
     tensors_total: int
-    """Of this step. An audit reads each tensor two or three times, and counts each time."""
+    """Of this step. An audit reads each tensor two or three times, and counts each time; a download none."""
     bytes_done: int
+    """Bytes that this step has downloaded, written or read."""
     bytes_total: int
+    """Bytes of all of this step."""
 
 
 class ConversionStatus(ApiModel):
@@ -228,83 +253,32 @@ class ConversionStatus(ApiModel):
     """Iteration of the checkpoint that was exported."""
     validation_loss: float | None = None
     """Its validation loss, where that was evaluated."""
+    revision: str | None = None
+    """Commit of the hub's model that was imported."""
 
 
 class CheckpointStatus(ApiModel):
     """The newest complete checkpoint that the pods report, and the best where that one is kept."""
 
     iteration: int | None = None
+    """Iteration after which the newest was saved."""
     time: str | None = None
+    """When the newest was complete, RFC 3339."""
     best_iteration: int | None = None
     """Iteration of the one with the lowest validation loss, where `keepBest` keeps it."""
     best_loss: float | None = None
+    """The validation loss of that one."""
     contract: dict[str, str] | None = None
     """Settings that must not change for the checkpoint to load: model shape, tokenizer, number formats."""
-
-
-class LedgerMark(ApiModel):
-    """What the run does from a moment on, until the next mark."""
-
-    time: str
-    """RFC 3339."""
-    category: str
-    cause: str | None = None
-    """Reason of the condition Running, or the cause of the incident."""
-    node: str | None = None
-    accelerators: int = 0
-    """Accelerators that the run holds meanwhile."""
-
-
-class LedgerLoss(ApiModel):
-    """Time that was lost to one cause."""
-
-    category: str
-    cause: str | None = None
-    node: str | None = None
-    seconds: float
-
-
-class LedgerWeek(ApiModel):
-    """Accelerator time of one week."""
-
-    week: str
-    """Date of its Monday, UTC: `2026-11-23`."""
-    accelerator_seconds: float
-    """Seconds times the accelerators that the run held."""
-    lost_accelerator_seconds: float
-    """What of it was not training, saving or evaluation."""
-
-
-class TimeLedger(ApiModel):
-    """Where the time since the recipe's creation went; `megatron ledger` adds up both parts.
-
-    Categories: queue, prepare, schedule, start, load, train, save, evaluate, redo, detect, hang, idle.
-    """
-
-    settled_at: str
-    """Up to when the sums below reach, RFC 3339; for a run that is over, its end."""
-    seconds: dict[str, float] = Field(default_factory=dict)
-    """Seconds by category up to settledAt."""
-    accelerator_seconds: dict[str, float] = Field(default_factory=dict)
-    """The same times the accelerators that the run held."""
-    losses: list[LedgerLoss] = Field(default_factory=list)
-    """What is lost of `seconds` by cause and node, largest first, at most 32."""
-    weeks: list[LedgerWeek] | None = None
-    """`acceleratorSeconds` by week up to settledAt, oldest first, the newest 60. Time that was settled by a
-    release without weeks is in none."""
-    marks: list[LedgerMark] = Field(default_factory=list)
-    """Changes of state since settledAt, at most 40. Their time is not final: incidents may lie over it."""
-    save_seconds: float | None = None
-    """Seconds of the whole run in which saves held up the training, as the pods report."""
-    evaluate_seconds: float | None = None
-    """Seconds of the whole run in evaluations, as the pods report."""
 
 
 class JobStatus(ApiModel):
     """The training job of this recipe."""
 
     name: str
+    """Name of the job, in the recipe's namespace."""
     uid: str = ""
+    """UID of the job."""
     kind: str | None = None
     """Kind of the job; not set: PyTorchJob."""
     hash: str
@@ -315,7 +289,9 @@ class RunWarning(ApiModel):
     """A problem that does not stop the run yet."""
 
     reason: str
+    """What the problem is, in CamelCase: `CheckpointVolumeLow`."""
     message: str
+    """The problem with its numbers."""
 
 
 class Straggler(ApiModel):
@@ -326,6 +302,7 @@ class Straggler(ApiModel):
     pod: str | None = None
     """Its pod, without the job's name: `worker-3`."""
     node: str | None = None
+    """Node of that pod."""
     iteration: int
     """Since which iteration."""
     slowdown: float
@@ -344,11 +321,17 @@ class RecipeCondition(ApiModel):
     """A standard Kubernetes condition."""
 
     type: str
+    """What the condition is about: `Running`."""
     status: str
+    """`True`, `False` or `Unknown`."""
     reason: str
+    """Why, as one of the reasons that the operator documents."""
     message: str
+    """Details for people."""
     last_transition_time: str
+    """When `status` last changed, RFC 3339."""
     observed_generation: int | None = None
+    """Generation of the spec to which the condition applies."""
 
 
 class MegatronRecipeStatus(ApiModel):
@@ -385,6 +368,7 @@ class MegatronRecipeStatus(ApiModel):
     omitted: list[str] | None = None
     """Parts of this status that were left out or cut, because it would be too large."""
     conditions: list[RecipeCondition] = Field(default_factory=list)
+    """The state in detail; `Ready` summarizes it."""
 
     def wire(self) -> dict[str, object]:
         """The status for a server-side apply, without empty maps.

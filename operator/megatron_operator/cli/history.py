@@ -1,4 +1,4 @@
-"""`megatron history`: incidents, Events and conditions of a run in order of time."""
+"""`megatron history`: evaluations of a run, and its incidents, Events and conditions in order of time."""
 
 from typing import Any
 
@@ -13,7 +13,10 @@ from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 @kubectl_options
 @printing.output_option
 def command(name: str, kubectl: Kubectl, output: str) -> None:
-    """Show interruptions of a run with cause and cost, its Events, and changes of its conditions.
+    """Show validation losses of a run, its interruptions with cause and cost, Events, changes of conditions.
+
+    Of more than 40 evaluations, some over the whole run are shown; validation.jsonl beside the checkpoints
+    has all.
 
     \b
     megatron history llama3-8b -n research
@@ -29,6 +32,7 @@ def command(name: str, kubectl: Kubectl, output: str) -> None:
     for label, text in _lines(recipe):
         click.echo(f"{label:<12}{text}")
     click.echo()
+    _print_evaluations(recipe)
     widest = max(len(entry.reason) for entry in entries)
     for entry in entries:
         padded = entry.reason.ljust(widest) if entry.message else entry.reason
@@ -60,8 +64,26 @@ def _summary(recipe: dict[str, Any]) -> dict[str, Any]:
         "lostSeconds": recovery.get("lostSeconds") or {},
         "goodput": recovery.get("goodput"),
         "nodesAvoided": recovery.get("nodesAvoided") or [],
+        "evaluations": _evaluations(recipe),
         "lastCause": recovery.get("lastCause"),
     }
+
+
+def _evaluations(recipe: dict[str, Any]) -> list[dict[str, Any]]:
+    """Iteration and loss of each, oldest first, and whether it is the one with the lowest loss."""
+    found = (recipe.get("status") or {}).get("validation") or {}
+    best = found.get("bestIteration")
+    return [each | {"best": each["iteration"] == best} for each in found.get("evaluations") or []]
+
+
+def _print_evaluations(recipe: dict[str, Any]) -> None:
+    rows = [
+        [f"{each['iteration']:,}", f"{each['loss']:.5g}", "lowest" if each["best"] else ""]
+        for each in _evaluations(recipe)
+    ]
+    if rows:
+        printing.print_table(["ITERATION", "VALIDATION LOSS", ""], rows)
+        click.echo()
 
 
 def _lines(recipe: dict[str, Any]) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.api.status import Straggler
 from megatron_operator.api.times import seconds
 from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost
@@ -19,6 +19,7 @@ _BAR = 24
 _LABEL = 12
 _COLORS = {
     Phase.TRAINING: "green",
+    Phase.EVALUATING: "green",
     Phase.SUCCEEDED: "green",
     Phase.RECOVERING: "yellow",
     Phase.FAILED: "red",
@@ -26,6 +27,7 @@ _COLORS = {
 }
 _EXPECTED = {Condition.PLANNED: "True", Condition.PREPARED: "True", Condition.RUNNING: "True"}
 """Conditions of a run without trouble; the others are reported while they are True."""
+_PREPARING = (Phase.PREPARING, Phase.CHECKING)
 _CONVERTING = {Phase.IMPORTING: "import", Phase.EXPORTING: "export"}
 """Phase -> label of its progress."""
 _SUMMARIES = (Condition.READY, Condition.STALLED)
@@ -72,7 +74,7 @@ def _wrapped(label: str, text: str, width: int | None) -> list[str]:
 def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
     progress = status.get("progress") or {}
     iteration, total = progress.get("iteration"), progress.get("trainIters")
-    if (preparation := status.get("preparation")) and status.get("phase") == Phase.PREPARING:
+    if (preparation := status.get("preparation")) and status.get("phase") in _PREPARING:
         yield from _preparation(preparation, now)
     if (conversion := status.get("conversion")) and status.get("phase") in _CONVERTING:
         yield _CONVERTING[status["phase"]], _conversion(conversion)
@@ -92,7 +94,7 @@ def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
     if speed := _speed(progress, status.get("plan") or {}):
         yield "speed", speed
     end = seconds(progress.get("eta"))
-    if end is not None and status.get("phase") == Phase.TRAINING:
+    if end is not None and status.get("phase") in TRAINS:
         yield (
             "end",
             f"{progress['eta'].replace('T', ' ').rstrip('Z')} UTC, in {format_duration(max(0.0, end - now))}",
@@ -130,6 +132,8 @@ def _preparation(preparation: Object, now: float) -> Iterator[tuple[str, str]]:
 
 def _conversion(conversion: Object) -> str:
     done, total = (conversion[name] / (1 << 30) for name in ("bytesDone", "bytesTotal"))
+    if conversion["step"] == "download":
+        return f"{_share(done / total if total else 0.0)}, {done:,.1f} of {total:,.1f} GiB downloaded"
     tensors = f"{conversion['tensorsDone']:,} of {conversion['tensorsTotal']:,} tensors"
     step = " of the audit" if conversion["step"] == "audit" else ""
     return f"{_share(done / total if total else 0.0)}, {done:,.1f} of {total:,.1f} GiB, {tensors}{step}"

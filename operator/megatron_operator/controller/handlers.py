@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_INTERVAL: Final = 5.0
 """Seconds between two checks of the operator's ConfigMaps."""
-WAITING_PHASES: Final = frozenset({Phase.REFUSED, Phase.PENDING})
+WAITING_PHASES: Final = frozenset({Phase.REFUSED, Phase.PENDING, Phase.QUEUED})
 """Phases in which a change of platform or catalog may help a recipe."""
 START_COALESCE: Final = 1.0
 """Seconds for which events of the objects of a run that starts are collected: each pod causes several."""

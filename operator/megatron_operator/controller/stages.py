@@ -8,12 +8,14 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import BATCH_JOBS, ApiClient
 from megatron_operator.controller.children import create, pods_of_role
+from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.workload_reader import WorkloadReader
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue, Result
 from megatron_operator.lifecycle.children import (
     batch_job_obstacle,
+    checks_data,
     set_stage_progress,
     stage_targets,
 )
@@ -157,6 +159,8 @@ class Stages:
             message = f"the {stage.noun} job is being created"
             status.set_condition(stage.condition, False, stage.running, message)
             created = await create(self._api, BATCH_JOBS, created_for(body, status.generation))
+            if created is not None:
+                DECISIONS.labels("create_stage_job").inc()
             return Requeue(SOON if created is None else LATER, stage.running), []
         if (obstacle := batch_job_obstacle(status, existing)) is not None:
             return set_stage_obstacle(status, stage, obstacle), []
@@ -164,6 +168,7 @@ class Stages:
         if state in (StageState.OUTDATED, StageState.DELETING):
             if state is StageState.OUTDATED:
                 await self._api.delete(BATCH_JOBS, existing)
+                DECISIONS.labels("replace_stage_job").inc()
             # A run that had failed has begun again.
             status.set(phase=stage.phase, conversion=None)
             message = f"the previous {stage.noun} job is being deleted"
@@ -195,6 +200,11 @@ class Stages:
             return
         name = job["metadata"]["name"]
         obstacle = diagnose(pods, [], name)
+        if obstacle is None and stage is PREPARATION and checks_data(pods, self._poller.reading(status.key)):
+            status.set(phase=Phase.CHECKING)
+            message = f"job {name} checks the data against the run"
+            status.set_condition(stage.condition, False, Reason.CHECKING, message)
+            return
         status.set(phase=stage.phase)
         if obstacle is None:
             status.set_condition(stage.condition, False, stage.running, f"job {name} is running")

@@ -142,6 +142,12 @@ def set_stage_progress(status: StatusBuilder, reading: ProgressReading | None) -
     )
 
 
+def checks_data(pods: Iterable[Object], reading: ProgressReading | None) -> bool:
+    """Whether these pods of the preparation check what they have prepared, as they last answered."""
+    progress = None if reading is None else reading.report.preparation
+    return progress is not None and progress.step == "check" and bool(stage_targets(pods))
+
+
 def missing_claim(name: str, namespace: str) -> Obstacle:
     """A claim that the recipe names does not exist."""
     message = f"{CLAIM_KIND} {name} does not exist in namespace {namespace}; create it, or correct claimName"

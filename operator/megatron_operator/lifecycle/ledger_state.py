@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.incident_history import unrecovered
@@ -24,7 +24,11 @@ RESTARTED: Final = "Restarted"
 """Cause of a start that no incident explains: an edit, or the end of a suspension."""
 
 _IDLE: Final = frozenset({Phase.REFUSED, Phase.SUSPENDED, Phase.EXPORTING, Phase.SUCCEEDED, Phase.FAILED})
-_BEFORE: Final = {Phase.IMPORTING: Condition.IMPORTED, Phase.PREPARING: Condition.PREPARED}
+_BEFORE: Final = {
+    Phase.IMPORTING: Condition.IMPORTED,
+    Phase.PREPARING: Condition.PREPARED,
+    Phase.CHECKING: Condition.PREPARED,
+}
 """Phase before the job exists -> the condition whose reason is the cause."""
 _LOADED: Final = TRAINING_PHASES | {"loading"}
 """Phases of a report after the rendezvous."""
@@ -65,8 +69,10 @@ def update_reported_times(status: StatusBuilder, reading: ProgressReading | None
 def _state(status: StatusBuilder, snapshot: RunSnapshot) -> State:
     if status.phase in _IDLE:
         return State("idle", status.phase)
-    if status.phase == Phase.TRAINING:
+    if status.phase in TRAINS:
         return State("train", accelerators=_accelerators(status))
+    if status.phase == Phase.QUEUED:
+        return State("queue", Reason.QUEUED)
     if status.phase not in (Phase.STARTING, Phase.RECOVERING):
         suspended = snapshot.job is not None and snapshot.job_phase is JobPhase.SUSPENDED
         queued = suspended or _reason(status) == Reason.QUEUED

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Final
 
-from megatron_operator.api.status import LedgerWeek
+from megatron_operator.api.ledger_status import LedgerWeek
 
 MAX_WEEKS: Final = 60
 """Number of weeks in the status; older ones are dropped, and remain in the sums by category."""

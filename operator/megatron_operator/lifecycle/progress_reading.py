@@ -61,7 +61,8 @@ def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
                 break
     iterations = [each.iteration for each in current.values() if each.iteration is not None]
     merged["iteration"] = max(iterations, default=None)
-    # A new pod learns the earlier incidents from the first pod.
+    # A new pod learns the earlier incidents and evaluations from the first pod.
+    merged["evaluations"] = next((each.evaluations for each in in_order if each.evaluations), ())
     merged["incidents"] = max((report.incidents for report in in_order), key=_recency)
     warnings = [warning for report in in_order for warning in report.warnings]
     merged["warnings"] = tuple(dict.fromkeys(warnings))

@@ -6,7 +6,7 @@ from typing import Final
 from megatron_contract.progress import ProgressReport
 from megatron_contract.termination import TerminationMessage
 
-from megatron_operator.api.status import Progress, RunWarning, ValidationStatus
+from megatron_operator.api.status import Evaluation, Progress, RunWarning, ValidationStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.checkpoint_compatibility import contract_after_save
 from megatron_operator.lifecycle.node_state import node_of
@@ -167,6 +167,11 @@ def _update_validation(status: StatusBuilder, report: ProgressReport) -> None:
             loss=float(f"{report.validation_loss:.5g}"),
             best_iteration=report.best_validation_iteration,
             best_loss=_rounded(report.best_validation_loss),
+            evaluations=[
+                Evaluation(iteration=each.iteration, loss=float(f"{each.loss:.5g}"))
+                for each in report.evaluations
+            ]
+            or None,
         )
     )
 

@@ -5,7 +5,7 @@ They repeat what phase and the other conditions hold, so they are derived from t
 
 from typing import Final
 
-from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import RecipeCondition
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -34,10 +34,13 @@ NEEDS_A_USER: Final = frozenset(
 _IN_PROGRESS: Final = {
     Phase.IMPORTING: Condition.IMPORTED,
     Phase.PREPARING: Condition.PREPARED,
+    Phase.CHECKING: Condition.PREPARED,
     Phase.EXPORTING: Condition.EXPORTED,
     Phase.RECOVERING: Condition.RECOVERING,
 }
-"""Phase -> the condition that explains it; Running for all others."""
+"""Phase -> the condition that explains it; Running for all others but Queued."""
+_OF_JOBS: Final = (Condition.IMPORTED, Condition.PREPARED, Condition.RUNNING)
+"""Conditions of the Jobs that can be in a queue before the run has trained."""
 
 
 def set_readiness(status: StatusBuilder) -> None:
@@ -51,7 +54,7 @@ def set_readiness(status: StatusBuilder) -> None:
     if source is None:
         status.remove_conditions(Condition.READY, Condition.STALLED)
         return
-    ready = obstacle is None and status.phase in (Phase.TRAINING, Phase.SUCCEEDED)
+    ready = obstacle is None and status.phase in (*TRAINS, Phase.SUCCEEDED)
     # The job of the previous generation trains, and the edit is not applied yet.
     outdated = ready and status.edited
     message = cut(source.message, LONGEST_SUMMARY)
@@ -80,7 +83,13 @@ def _condition_in_progress(status: StatusBuilder) -> RecipeCondition | None:
     """The condition that explains the phase; None before there is one."""
     if status.phase == Phase.SUCCEEDED:
         return status.condition(Condition.SUCCEEDED)
+    if status.phase == Phase.QUEUED:
+        return next((each for each in map(status.condition, _OF_JOBS) if each and _is_queued(each)), None)
     explains = next(
         (kind for phase, kind in _IN_PROGRESS.items() if phase == status.phase), Condition.RUNNING
     )
     return status.condition(explains) or status.condition(Condition.RUNNING)
+
+
+def _is_queued(condition: RecipeCondition) -> bool:
+    return condition.reason == Reason.QUEUED

@@ -12,7 +12,6 @@ from megatron_contract.conversion import ConversionResult
 from megatron_contract.wire import WireError, load_json
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.fine_tuning import plain_path
 from megatron_operator.api.labels import ANNOTATION_GENERATION
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import ConversionStatus
@@ -163,8 +162,11 @@ def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Ite
 
 
 def set_stage_queued(status: StatusBuilder, stage: Stage, job: Object, held_back: str | None) -> None:
-    """Report that the Job is suspended, by its queue or by somebody; `held_back` is as for the snapshot."""
-    status.set(phase=stage.phase)
+    """Report that the Job is suspended, by its queue or by somebody; `held_back` is as for the snapshot.
+
+    A run that has trained waits in the phase of the export.
+    """
+    status.set(phase=stage.phase if stage in (EXPORT, EXPORT_BEST) else Phase.QUEUED)
     message = queued_message(status, stage.condition, kueue.queue_of(job), held_back)
     status.set_condition(stage.condition, False, Reason.QUEUED, message)
 
@@ -194,7 +196,7 @@ def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> Conversi
         source = resolved.init.source
         if source is None or source.hugging_face is None:
             return None
-        found = _conversion(plain_path(source.hugging_face.path), source.checkpoint)
+        found = _conversion(source.hugging_face.folder, source.checkpoint)
         return found.model_copy(update={"model": convert.model_hash(resolved)})
     target = resolved.export.folder("end" if stage is EXPORT else "best") if resolved.export else None
     return None if target is None else _conversion(convert.folder_of_run(name), target)
@@ -222,6 +224,7 @@ def set_converted(
             "tensors": result.tensors,
             "bytes": result.bytes,
             "iteration": result.iteration,
+            "revision": result.revision,
             "validation_loss": None if loss is None else float(f"{loss:.5g}"),
         }
         wanted = wanted.model_copy(update=known)

@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from megatron_contract.progress import ProgressReport
-
-from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
@@ -24,6 +22,7 @@ from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.placement import placement_of
 from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY, Diagnosis, diagnose
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end, short_name, termination_message
+from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.progress_status import (
     TRAINING_PHASES,
     display,
@@ -53,6 +52,8 @@ REASONS: Final = {
 """Kind of incident -> reason of the condition Recovering and of Events. A resize sets Shrunk or Grown."""
 LONGEST_UNSTARTED: Final = 5.0
 """Seconds after its creation within which a pod that vanished without an exit code has not run."""
+SHORTEST_EVALUATION: Final = 20.0
+"""Seconds for which pods report an evaluation before it is a phase: begin and end are a write each."""
 NO_PROGRESS_KNOWN: Final = "all pods run; no progress is known yet"
 
 
@@ -100,7 +101,7 @@ def _set_queued(status: StatusBuilder, snapshot: RunSnapshot) -> None:
 
     The pods that it gets when it is resumed have replaced none: a preemption is no restart.
     """
-    status.set(phase=Phase.PENDING)
+    status.set(phase=Phase.QUEUED)
     status.set_recovery(pods_as_of=None, gang=None, restart_before=None, waiting_since=None)
     message = queued_message(status, Condition.RUNNING, snapshot.queue, snapshot.held_back)
     status.set_condition(Condition.RUNNING, False, Reason.QUEUED, message)
@@ -196,7 +197,7 @@ def _set_running(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     elif snapshot.reading is None or not snapshot.reading_is_current:
         _set_no_progress_known(status)
     elif unreachable is None:
-        _set_progress_known(status, snapshot.reading.report)
+        _set_progress_known(status, snapshot.reading)
     if unreachable is not None:
         set_unreachable(status, snapshot, unreachable)
 
@@ -212,15 +213,23 @@ def _reflects_report(status: StatusBuilder) -> bool:
     return running.message != NO_PROGRESS_KNOWN
 
 
-def _set_progress_known(status: StatusBuilder, report: ProgressReport) -> None:
+def _set_progress_known(status: StatusBuilder, reading: ProgressReading) -> None:
+    report = reading.report
     if report.phase in TRAINING_PHASES and _trains_since_incident(status):
         status.set_condition(Condition.RUNNING, True, Reason.TRAINING, "")
         status.set(recovery=recovered(status.recovery, status.now, resumed_from=report.resumed_from))
         _set_recovered(status)
-        status.set(phase=Phase.TRAINING)
+        status.set(phase=Phase.EVALUATING if _evaluates_long(status, reading) else Phase.TRAINING)
         return
     status.set_condition(Condition.RUNNING, True, Reason.PODS_RUNNING, f"all pods run; phase {report.phase}")
     _set_starting_or_recovering(status)
+
+
+def _evaluates_long(status: StatusBuilder, reading: ProgressReading) -> bool:
+    """Whether pods report an evaluation that is long enough to be a phase, or already is."""
+    if reading.report.phase != "evaluating":
+        return False
+    return status.phase == Phase.EVALUATING or reading.unmoved >= SHORTEST_EVALUATION
 
 
 def _set_recovering(status: StatusBuilder) -> None:
@@ -263,7 +272,7 @@ def _set_no_progress_known(status: StatusBuilder) -> None:
         status.set(recovery=recovered(status.recovery, status.now, resumed_from=None))
         _set_recovered(status)
     recovering = status.is_true(Condition.RECOVERING)
-    if status.phase == Phase.TRAINING and not recovering and not never_reported:
+    if status.phase in TRAINS and not recovering and not never_reported:
         return
     if not reported_unreachable(status):
         status.set_condition(Condition.RUNNING, True, Reason.PODS_RUNNING, NO_PROGRESS_KNOWN)

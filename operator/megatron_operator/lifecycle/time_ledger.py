@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from megatron_operator.api.ledger_status import LedgerLoss, LedgerMark, TimeLedger
 from megatron_operator.api.recovery_status import Incident
-from megatron_operator.api.status import LedgerLoss, LedgerMark, TimeLedger
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.incident_history import detected_at, known_duration
 from megatron_operator.lifecycle.ledger_weeks import TICKS, WeekSum, add_span, read_weeks, write_weeks

@@ -5,7 +5,7 @@ Such a snapshot may be out of date. It is used for as long as nothing follows fr
 
 from typing import Any, Final
 
-from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.lifecycle.children import job_obstacle
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.object_metadata import is_deleting
@@ -14,7 +14,7 @@ from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.job_backend import JobPhase
 
-_PHASES: Final = frozenset({Phase.PENDING, Phase.STARTING, Phase.TRAINING})
+_PHASES: Final = TRAINS | {Phase.QUEUED, Phase.STARTING}
 
 
 def is_new(recipe: dict[str, Any]) -> bool:
@@ -40,14 +40,14 @@ def is_undisturbed(status: StatusBuilder, snapshot: RunSnapshot) -> bool:
     if snapshot.leftover_pods or job_obstacle(status, job) is not None or _has_business(status):
         return False
     if snapshot.job_phase is JobPhase.SUSPENDED:
-        return status.phase == Phase.PENDING and not snapshot.pods
-    if snapshot.job_phase is not JobPhase.ACTIVE or status.phase == Phase.PENDING:
+        return status.phase == Phase.QUEUED and not snapshot.pods
+    if snapshot.job_phase is not JobPhase.ACTIVE or status.phase == Phase.QUEUED:
         return False
     if status.recovery.waiting_since is not None and not snapshot.has_templates:
         return False  # Where there is room is a question of the templates.
     if snapshot.gang_hash is None or snapshot.gang_hash != status.recovery.gang or snapshot.deleting_pods:
         return False
-    if status.phase == Phase.TRAINING:
+    if status.phase in TRAINS:
         return snapshot.all_running
     return all(view.phase in (PodPhase.PENDING, PodPhase.RUNNING) for view in snapshot.pod_views)
 

@@ -7,7 +7,7 @@ progress of that moment.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.api.labels import FIELD_MANAGER
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import MegatronRecipeStatus, Progress
@@ -24,6 +24,8 @@ OF_PODS: Final = frozenset({"placement", "waitingSince", "goodput"})
 """Fields of `status.recovery` that change with the places of pods, or with time."""
 OF_START: Final = frozenset({Condition.READY, Condition.RUNNING})
 """Conditions that change while pods start."""
+OF_REPORTS: Final = {"saveSeconds": "save_seconds", "evaluateSeconds": "evaluate_seconds"}
+"""Fields of `status.ledger` that grow with every save and evaluation, and their attributes."""
 
 
 def is_notable(status: StatusBuilder) -> bool:
@@ -36,7 +38,7 @@ def is_notable(status: StatusBuilder) -> bool:
 
 
 def may_rest_on_caches(status: StatusBuilder) -> bool:
-    """Whether what has changed is progress, or how far the pods of a run that starts are.
+    """Whether what has changed is progress, an evaluation, or how far the pods of a run that starts are.
 
     Its write has no effect where the recipe has changed since it was cached, and pods that the caches lack
     are in the next one.
@@ -46,6 +48,8 @@ def may_rest_on_caches(status: StatusBuilder) -> bool:
     written = status.body.get("status") or {}
     if status.events or status.dropped or unrecovered(status.recovery) is not None:
         return False
+    if status.phase in TRAINS and written.get("phase") in TRAINS:
+        return _without_figures(written | {"phase": status.phase}) == _without_figures(status.wire())
     starts = status.phase == written.get("phase") == Phase.STARTING
     return starts and _without_pods(written) == _without_pods(status.wire())
 
@@ -73,7 +77,9 @@ def _figures_aside(status: MegatronRecipeStatus) -> dict[str, Any]:
     progress, recovery = status.progress or Progress(), status.recovery or RecoveryStatus()
     notable = progress.generation, progress.train_iters
     recovery = recovery.model_copy(update={"goodput": None})
-    return {**status.__dict__, "progress": notable, "recovery": recovery, "validation": None}
+    ledger = status.ledger and status.ledger.model_copy(update=dict.fromkeys(OF_REPORTS.values()))
+    aside = {"progress": notable, "recovery": recovery, "validation": None, "ledger": ledger}
+    return {**status.__dict__, **aside}
 
 
 def _without_figures(wire: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +87,8 @@ def _without_figures(wire: Mapping[str, Any]) -> dict[str, Any]:
     progress, recovery = wire.get("progress") or {}, dict(wire.get("recovery") or {})
     recovery.pop("goodput", None)
     notable = {name: progress.get(name) for name in NOTABLE}
-    return {**wire, "progress": notable, "recovery": recovery, "validation": None}
+    ledger = {name: value for name, value in (wire.get("ledger") or {}).items() if name not in OF_REPORTS}
+    return {**wire, "progress": notable, "recovery": recovery, "validation": None, "ledger": ledger}
 
 
 def _without_pods(wire: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 _COURSE: Final = (
-    *(Phase.PENDING, Phase.IMPORTING, Phase.PREPARING),
-    *(Phase.STARTING, Phase.TRAINING, Phase.EXPORTING, Phase.SUCCEEDED),
+    *(Phase.PENDING, Phase.QUEUED),
+    *(Phase.IMPORTING, Phase.PREPARING, Phase.CHECKING, Phase.STARTING),
+    *(Phase.TRAINING, Phase.EVALUATING, Phase.EXPORTING, Phase.SUCCEEDED),
 )
 """Phases of a run without trouble, in order: a later one is past all earlier ones."""
+_WAITING: Final = frozenset({Phase.PENDING, Phase.QUEUED})
+"""Phases that a run may be in again and again, so that no later one is past them."""
 
 
 class AsyncRun:
@@ -143,7 +146,8 @@ class AsyncRun:
         """Wait until the run is in a phase, or a condition is True; by default until it has succeeded.
 
         It watches. A status that does not observe the newest edit yet is ignored. Of Importing, Preparing,
-        Starting, Training, Exporting and Succeeded, one counts as reached when a later one is.
+        Checking, Starting, Training, Evaluating, Exporting and Succeeded, one counts as reached when a later
+        one is.
         Returns the same run.
 
         Raises RunFailedError, with the last incident, when the run fails or is refused; RunEndedError when it
@@ -185,7 +189,7 @@ class AsyncRun:
         raise RunNotFoundError(self.namespace, self.name, "was deleted")
 
     async def history(self) -> History:
-        """Incidents, attempts, and the timeline with the Events that the cluster still keeps."""
+        """Incidents, attempts, evaluations, and the timeline with the Events that the cluster still keeps."""
         await self.refresh()
         fields = f"involvedObject.uid={self._resource['metadata']['uid']}"
         async with self._connection.client() as api:
@@ -194,7 +198,9 @@ class AsyncRun:
         incidents = tuple(recovery.history)
         created = str(self._resource["metadata"]["creationTimestamp"])
         entries = tuple(timeline(self._resource, events))
-        return History(recovery, incidents, attempts(created, incidents), entries)
+        validation = self.status.validation
+        evaluations = () if validation is None else tuple(validation.evaluations or ())
+        return History(recovery, incidents, attempts(created, incidents), entries, evaluations)
 
     async def loss_points(self) -> "builtins.list[LossPoint]":
         """Loss, learning rate and gradient norm over iterations, from the log of the last rank's pod.
@@ -275,7 +281,7 @@ class AsyncRun:
     def _has_reached(self, goal: Phase | Condition) -> bool:
         if isinstance(goal, Condition):
             return condition_of(self._resource, goal).get("status") == "True"
-        if goal in _COURSE[1:] and self.phase in _COURSE:
+        if goal in _COURSE and goal not in _WAITING and self.phase in _COURSE:
             return _COURSE.index(Phase(self.phase)) >= _COURSE.index(goal)
         return self.phase == goal
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_operator.api.recovery_status import Incident, RecoveryStatus
-from megatron_operator.api.status import MegatronRecipeStatus
+from megatron_operator.api.status import Evaluation, MegatronRecipeStatus
 from megatron_operator.cli.timeline import TimelineEntry
 
 Object = dict[str, Any]
@@ -80,6 +80,8 @@ class History:
     """Oldest first; one more than the incidents that interrupted training."""
     timeline: tuple[TimelineEntry, ...]
     """Incidents, Events and changes of conditions in order of time, as `megatron history` prints them."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """Of the validation data, oldest first; of more than 40, some over the whole run."""
 
 
 def attempts(created: str, incidents: tuple[Incident, ...]) -> tuple[Attempt, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from megatron_operator.api.conditions import Phase
+from megatron_operator.api.conditions import TRAINS, Phase
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.cli.timeline import KINDS, format_duration
 from megatron_operator.lifecycle.status_reading import read_status
@@ -19,8 +19,9 @@ BEFORE_END: Final = "before the end"
 PAGE_SIZE: Final = 100
 """Runs of one page of the list."""
 _ORDER: Final = (
-    Phase.RECOVERING, Phase.FAILED, Phase.REFUSED, Phase.TRAINING, Phase.STARTING, Phase.PREPARING,
-    Phase.PENDING, Phase.SUSPENDED, Phase.SUCCEEDED,
+    Phase.RECOVERING, Phase.FAILED, Phase.REFUSED, Phase.TRAINING, Phase.EVALUATING, Phase.STARTING,
+    Phase.IMPORTING, Phase.PREPARING, Phase.CHECKING, Phase.EXPORTING, Phase.QUEUED, Phase.PENDING,
+    Phase.SUSPENDED, Phase.SUCCEEDED,
 )  # fmt: skip
 """Phases in the list: what needs attention first."""
 
@@ -91,7 +92,7 @@ def row(recipe: Object, now: float, *, ago: str = "ago") -> Row:
         if progress.train_iters:
             iteration += f" of {progress.train_iters:,}"
             share = min(1.0, progress.iteration / progress.train_iters)
-    end = seconds(progress.eta) if progress is not None and status.phase == Phase.TRAINING else None
+    end = seconds(progress.eta) if progress is not None and status.phase in TRAINS else None
     last = None if recovery is None else recovery.last_incident
     incident = "–"
     if last is not None:

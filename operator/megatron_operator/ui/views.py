@@ -7,7 +7,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from megatron_operator.api.recovery_status import Incident, LostSeconds
-from megatron_operator.api.status import MegatronRecipeStatus
+from megatron_operator.api.status import Evaluation, MegatronRecipeStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.cli.deleted_runs import DeletedRuns
 from megatron_operator.cli.fleet_ledger import fleet_ledger, left_out
@@ -27,7 +27,8 @@ MAX_EVENTS: Final = 500
 """Entries of a timeline, the newest."""
 _GIB: Final = 2**30
 GLYPHS: Final = {
-    "Training": "▶", "Recovering": "▲", "Failed": "✕", "Refused": "✕", "Succeeded": "✓", "Suspended": "‖",
+    "Training": "▶", "Evaluating": "▶", "Recovering": "▲", "Failed": "✕", "Refused": "✕",
+    "Succeeded": "✓", "Suspended": "‖",
 }  # fmt: skip
 """A sign for each phase beside its name, so that colour is not needed; others have `…`."""
 _TITLES: Final = (
@@ -56,6 +57,8 @@ class Chart:
     svg: Markup
     table: tuple[tuple[str, ...], ...]
     """Iteration and value of each run, at most 20 rows."""
+    validation: tuple[tuple[str, str, bool], ...] = ()
+    """Iteration and loss of the evaluations that are drawn, and whether it is the lowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,10 @@ def charts(
     incidents: Sequence[Incident] = (),
     status: MegatronRecipeStatus | None = None,
 ) -> list[Chart]:
-    """Loss, learning rate, tokens/s and MFU of one run or of two; those without a value are left out."""
+    """Loss, learning rate, tokens/s and MFU of one run or of two; those without a value are left out.
+
+    `status` is that of one run: its evaluations are drawn beside the loss.
+    """
     marks = [
         Mark(
             each.iteration,
@@ -139,9 +145,25 @@ def charts(
             rate = expected.tokens_per_second_per_gpu * status.plan.world_size
             planned = {"tokens_per_second": rate, "mfu": expected.mfu or None}.get(attribute)
         lines = [Line(name, each) for (name, _), each in zip(runs, pairs, strict=True)]
+        evaluations = _evaluations(status) if attribute == "lm_loss" else ()
+        if evaluations:
+            drawn = tuple((float(each.iteration), each.loss) for each in evaluations)
+            lines = [Line("training", pairs[0]), Line("validation", drawn)]
         if svg := line_chart(title, unit, lines, marks, expected=planned, percent=percent):
-            found.append(Chart(title, svg, _values(pairs, percent=percent)))
+            found.append(Chart(title, svg, _values(pairs, percent=percent), _losses(status, evaluations)))
     return found
+
+
+def _evaluations(status: MegatronRecipeStatus | None) -> Sequence[Evaluation]:
+    validation = None if status is None else status.validation
+    return () if validation is None else validation.evaluations or ()
+
+
+def _losses(
+    status: MegatronRecipeStatus | None, evaluations: Sequence[Evaluation]
+) -> tuple[tuple[str, str, bool], ...]:
+    best = None if status is None or status.validation is None else status.validation.best_iteration
+    return tuple((f"{each.iteration:,}", f"{each.loss:.5g}", each.iteration == best) for each in evaluations)
 
 
 def plan_against_reality(status: MegatronRecipeStatus, logs: RunLogs) -> list[Comparison]:

@@ -120,6 +120,36 @@ def test_history_as_json_has_the_field_names_of_the_status() -> None:
     assert incident["incident"]["resumedFrom"] == 120
 
 
+VALIDATION = {
+    "iteration": 1200, "loss": 2.25, "bestIteration": 1000, "bestLoss": 2.125,
+    "evaluations": [
+        {"iteration": 800, "loss": 2.5}, {"iteration": 1000, "loss": 2.125},
+        {"iteration": 1200, "loss": 2.25},
+    ],
+}  # fmt: skip
+
+
+def test_history_has_the_evaluations_with_the_best_marked(kubectl: FakeKubectl) -> None:
+    kubectl.answer(recipe=RECIPE | {"status": RECIPE["status"] | {"validation": VALIDATION}})
+    lines = megatron("history", "run").stdout.splitlines()
+    first = lines.index("ITERATION  VALIDATION LOSS")
+    assert lines[first + 1 : first + 5] == [
+        "800        2.5", "1,000      2.125            lowest", "1,200      2.25", "",
+    ]  # fmt: skip
+    printed = json.loads(megatron("history", "run", "-o", "json").stdout)
+    assert printed["evaluations"] == [
+        {"iteration": 800, "loss": 2.5, "best": False},
+        {"iteration": 1000, "loss": 2.125, "best": True},
+        {"iteration": 1200, "loss": 2.25, "best": False},
+    ]
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_history_of_a_run_without_evaluations_has_no_table_of_them() -> None:
+    assert "VALIDATION" not in megatron("history", "run").stdout
+    assert json.loads(megatron("history", "run", "-o", "json").stdout)["evaluations"] == []
+
+
 def test_history_asks_for_the_events_of_this_recipe_and_not_of_its_name(kubectl: FakeKubectl) -> None:
     megatron("history", "run")
     [asked] = [call for call in kubectl.calls() if "get events" in call]

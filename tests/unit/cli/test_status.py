@@ -280,3 +280,9 @@ def test_the_progress_of_a_conversion_is_shown_in_its_phase(phase: str, label: s
         {"phase": phase, "conversion": conversion}
     )
     assert not [line for line in lines({"phase": "Training", "conversion": conversion}) if "tensors" in line]
+
+
+def test_the_progress_of_a_download_is_shown_in_bytes() -> None:
+    conversion = {"step": "download", "tensorsDone": 0, "tensorsTotal": 0, "bytesDone": 4 << 30}
+    shown = lines({"phase": "Importing", "conversion": conversion | {"bytesTotal": 16 << 30}})
+    assert f"{'import':<12}{'█' * 6}{'░' * 18} 25.0%, 4.0 of 16.0 GiB downloaded" in shown

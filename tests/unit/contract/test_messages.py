@@ -68,6 +68,7 @@ PROGRESS: dict[str, Any] = {
         "bytesTotal": 200,
         "bytesPerSecond": 2.5,
         "secondsLeft": 60.0,
+        "step": "check",
     },
     "conversion": {
         "step": "audit",
@@ -84,6 +85,7 @@ PROGRESS: dict[str, Any] = {
     "validationLoss": 2.125,
     "bestValidationIteration": 20,
     "bestValidationLoss": 2.0,
+    "evaluations": [{"iteration": 20, "loss": 2.0}, {"iteration": 30, "loss": 2.125}],
     "bestCheckpointIteration": 20,
     "bestCheckpointLoss": 2.0,
 }

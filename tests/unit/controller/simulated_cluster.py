@@ -89,6 +89,8 @@ class Cluster:
     gang: tuple[int, ...] = ()
     training: bool = False
     hanging: bool = False
+    evaluating: bool = False
+    """Whether ranks that train evaluate instead of going on."""
     generation: int = 0
     iteration: int = 0
     checkpoint: int = 0
@@ -218,7 +220,7 @@ class Cluster:
             self.interrupt("pod")
         if not self.training:
             self._rendezvous(gang)
-        elif not self.hanging:
+        elif not self.hanging and not self.evaluating:
             self._step(seconds)
 
     def interrupt(self, kind: str, rank: int | None = None) -> None:

@@ -71,7 +71,7 @@ def test_a_preparation_waits_in_the_queue_that_the_recipe_names(run: Run) -> Non
             run.operator.reconcile()
         assert job()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue
         assert job()["spec"]["suspend"] is True
-        assert run.status["phase"] == "Preparing"
+        assert run.status["phase"] == "Queued"
         prepared = run.condition("Prepared")
         assert (prepared["reason"], prepared["message"]) == (
             "Queued",
@@ -127,3 +127,29 @@ def test_kueues_reason_for_a_preparation_that_waits_is_read_less_often_the_longe
         run.cluster.pass_time(5)
         run.operator.reconcile()
     assert 1 < reads < 15, f"read {reads} times in 20 minutes"
+
+
+def test_a_preparation_that_checks_its_data_is_checking_while_its_pod_runs(run: Run) -> None:
+    job = run.api.batch_jobs[f"{NAME}-prepare"]
+    pod: Any = {"metadata": {"name": f"{NAME}-prepare-0"}, "spec": {}, "status": {}}
+    run.api.batch_pods = [pod]
+    pod["status"] = {"phase": "Running", "podIP": "10.0.0.8"}
+    answer(run, {"preparation": PREPARING})
+    run.operator.reconcile()
+    assert run.status["phase"] == "Preparing"
+    answer(run, {"preparation": PREPARING | {"step": "check"}})
+    run.operator.reconcile()
+    assert run.status["phase"] == "Checking"
+    prepared = run.condition("Prepared")
+    assert (prepared["status"], prepared["reason"]) == ("False", "Checking")
+    assert run.condition("Ready")["reason"] == "Checking"
+    assert [mark["category"] for mark in run.status["ledger"]["marks"]][-1] == "prepare"
+    pod["status"] = {"phase": "Failed"}
+    run.operator.reconcile()
+    assert run.status["phase"] == "Preparing", "the next pod begins with what is not complete"
+    pod["status"] = {"phase": "Running", "podIP": "10.0.0.9"}
+    run.operator.reconcile()
+    assert run.status["phase"] == "Checking"
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "too few samples"}]}
+    run.operator.reconcile()
+    assert run.status["phase"] == "Failed"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from megatron_operator.lifecycle.status_update import SHORTEST_EVALUATION
 from megatron_operator.lifecycle.write_delay import INTERVAL
 
 from tests.unit.controller.simulated_cluster import SAVE_INTERVAL
@@ -46,6 +47,40 @@ def test_a_restarted_operator_writes_no_progress_before_it_is_due(training_run: 
     until_unwritten(training_run)
     training_run.operator._start()
     assert seconds(training_run, 5) == 0
+
+
+def until_written(run: Run) -> None:
+    """Train until the status is written."""
+    while not seconds(run, 1):
+        assert run.cluster.training
+
+
+def evaluate(run: Run, length: int) -> int:
+    """Let the ranks evaluate for so many seconds, and train for one; returns how often was written."""
+    run.cluster.evaluating = True
+    writes = seconds(run, length)
+    run.cluster.evaluating = False
+    return writes + seconds(run, 1)
+
+
+def test_a_short_evaluation_costs_no_write(training_run: Run) -> None:
+    for _ in range(3):
+        until_written(training_run)
+        assert evaluate(training_run, int(SHORTEST_EVALUATION) - 5) == 0
+        assert training_run.status["phase"] == "Training"
+
+
+def test_a_long_evaluation_costs_a_write_when_it_is_known_to_be_long_and_one_at_its_end(
+    training_run: Run,
+) -> None:
+    until_written(training_run)
+    training_run.cluster.evaluating = True
+    assert seconds(training_run, 120) == 1
+    assert training_run.status["phase"] == "Evaluating"
+    assert training_run.condition("Ready")["status"] == "True"
+    training_run.cluster.evaluating = False
+    assert seconds(training_run, 1) == 1
+    assert training_run.status["phase"] == "Training"
 
 
 def lose_a_pod(run: Run) -> None:

@@ -104,12 +104,15 @@ class ProgressInMemory:
     def poll(self) -> None:
         """Take the answer of the pods."""
         cluster = self.cluster
-        motion = (cluster.training, cluster.iteration, cluster.generation)
+        phase = "rendezvous"
+        if cluster.training:
+            phase = "evaluating" if cluster.evaluating else "training"
+        motion = (phase, cluster.iteration, cluster.generation)
         if motion != self._moved[0]:
             self._moved = motion, cluster.now
         report = {
             "schema": 1,
-            "phase": "training" if cluster.training else "rendezvous",
+            "phase": phase,
             "iteration": cluster.iteration,
             "trainIters": TOTAL,
             "generation": cluster.generation,

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.ledger_status import TimeLedger
 from megatron_operator.api.reasons import Reason
-from megatron_operator.api.status import Plan, TimeLedger
+from megatron_operator.api.status import Plan
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.ledger_state import PLANNING, update_ledger, update_reported_times
 from megatron_operator.lifecycle.status_builder import StatusBuilder

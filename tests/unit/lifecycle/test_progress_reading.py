@@ -34,6 +34,12 @@ def test_a_new_pod_without_incidents_does_not_hide_those_of_others() -> None:
         assert merged.incidents == expected
 
 
+def test_a_new_pod_without_evaluations_does_not_hide_those_of_others() -> None:
+    known = report(evaluations=[{"iteration": 10, "loss": 2.5}])
+    assert merge_reports({0: report(), 1: known}).evaluations == known.evaluations
+    assert merge_reports({0: report(), 1: report()}).evaluations == ()
+
+
 def test_the_warnings_of_all_pods_are_merged_without_duplicates() -> None:
     low, slow = {"reason": "CheckpointVolumeLow"}, {"reason": "SlowRank"}
     merged = merge_reports({0: report(warnings=[low]), 1: report(warnings=[low, slow])})

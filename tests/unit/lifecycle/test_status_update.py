@@ -181,7 +181,7 @@ def test_a_run_that_its_queue_preempted_counts_no_restart_when_it_is_resumed(run
     before = run.pods
     run.job["spec"]["runPolicy"]["suspend"] = True
     run.pods = []
-    assert reconcile(run).phase == Phase.PENDING
+    assert reconcile(run).phase == Phase.QUEUED
     run.job["spec"]["runPolicy"]["suspend"] = False
     run.pass_time(60)
     run.pods = [run.pod("master"), run.pod("worker")]

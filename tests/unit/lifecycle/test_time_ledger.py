@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from megatron_operator.api.ledger_status import TimeLedger
 from megatron_operator.api.recovery_status import Incident, LostSeconds
-from megatron_operator.api.status import TimeLedger
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.ledger_weeks import MAX_WEEKS
 from megatron_operator.lifecycle.status_reading import read_status

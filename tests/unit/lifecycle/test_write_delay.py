@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.conditions import Condition
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.ledger_state import update_reported_times
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
-from megatron_operator.lifecycle.write_delay import INTERVAL, write_delay
+from megatron_operator.lifecycle.time_ledger import State, open_ledger
+from megatron_operator.lifecycle.write_delay import INTERVAL, may_rest_on_caches, write_delay
 
 from tests.unit.conftest import NOW, Run
 
@@ -57,6 +59,37 @@ def test_progress_alone_waits_for_the_rest_of_the_interval(training: Run) -> Non
 def test_an_evaluation_alone_waits(training: Run) -> None:
     report(training, iteration=50, validationIteration=50, validationLoss=2.0)
     assert delay(training) > 0
+
+
+def test_seconds_in_saves_and_evaluations_alone_wait(training: Run) -> None:
+    created = timestamp(NOW)
+    status = training.status()
+    status.set(ledger=open_ledger(created, State("train")))
+    write(training, status)
+    training.pass_time(1)
+    report(training, saveSeconds=2.5, evaluateSeconds=7.5)
+    status = reconcile(training)
+    update_reported_times(status, training.reading)
+    assert status.wire()["ledger"] != training.body["status"]["ledger"]
+    assert delay(training, status) > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(Phase.TRAINING, Phase.EVALUATING), (Phase.EVALUATING, Phase.TRAINING)]
+)
+def test_begin_and_end_of_an_evaluation_are_written_at_once_and_need_nothing_but_the_caches(
+    training: Run, before: Phase, after: Phase
+) -> None:
+    status = training.status()
+    status.set(phase=before)
+    write(training, status)
+    report(training)
+    status = reconcile(training)
+    status.set(phase=after)
+    assert delay(training, status) == 0
+    assert may_rest_on_caches(status)
+    status.set_condition(Condition.PLANNED, False, "Refused", "no")
+    assert not may_rest_on_caches(status)
 
 
 def test_goodput_alone_waits(training: Run) -> None:

@@ -150,13 +150,33 @@ def test_wait_returns_at_the_phase_without_polling(run: Run, api: ApiStandIn) ->
 
 
 @pytest.mark.parametrize(
-    ("phase", "goal"), [("Training", "Training"), ("Training", "Starting"), ("Succeeded", "Training")]
+    ("phase", "goal"),
+    [
+        ("Training", "Training"),
+        ("Training", "Starting"),
+        ("Succeeded", "Training"),
+        ("Evaluating", "Training"),
+        ("Starting", "Checking"),
+        ("Queued", "Queued"),
+    ],
 )
 def test_a_later_phase_of_the_normal_course_counts_as_reached(
     phase: str, goal: str, run: Run, api: ApiStandIn
 ) -> None:
     api.set_status("tiny", phase=phase, observedGeneration=1)
     assert run.wait(phase=goal).phase == phase
+
+
+@pytest.mark.parametrize(("phase", "goal"), [("Queued", "Importing"), ("Training", "Queued")])
+def test_a_queue_is_neither_before_nor_after_another_phase(
+    phase: str, goal: str, run: Run, api: ApiStandIn
+) -> None:
+    api.set_status("tiny", phase=phase, observedGeneration=1)
+    waiting = in_background(lambda: run.wait(phase=goal))
+    api.wait_for_watch(1)
+    api.set_status("tiny", phase=goal, observedGeneration=1)
+    waiting.join()
+    assert run.phase == goal
 
 
 def test_wait_for_a_condition(run: Run, api: ApiStandIn) -> None:
@@ -266,9 +286,11 @@ def test_a_stream_that_is_left_early_ends_its_watch(run: Run, api: ApiStandIn) -
 
 
 def test_history_has_incidents_attempts_and_timeline(run: Run, api: ApiStandIn) -> None:
-    api.set_status("tiny", **FAILED)
+    evaluations = [{"iteration": 50, "loss": 2.5}, {"iteration": 100, "loss": 2.25}]
+    api.set_status("tiny", **FAILED, validation=evaluations[-1] | {"evaluations": evaluations})
     api.events = [event("uid-tiny", "JobCreated")]
     history = run.history()
+    assert [(each.iteration, each.loss) for each in history.evaluations] == [(50, 2.5), (100, 2.25)]
     assert [incident.cause for incident in history.incidents] == ["rank 3 was killed by SIGKILL"]
     assert [(a.number, a.since, a.resumed_from, a.iteration) for a in history.attempts] == [
         (1, "2026-01-01T10:00:00Z", None, 130),

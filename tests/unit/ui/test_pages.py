@@ -76,6 +76,39 @@ def test_a_run_has_its_charts_with_incidents_and_values_as_a_table(page: TestCli
     assert '<td class="number">61,300</td>' in text
 
 
+def test_a_run_has_its_validation_losses_beside_the_loss_and_as_a_table(
+    page: TestClient, runs: ExampleRuns
+) -> None:
+    assert "alidation" not in text_of(page, RUN)
+    recipe = training_run("evaluated")
+    evaluations = [{"iteration": 1000 * n, "loss": 3.0 - n / 64} for n in range(1, 41)]
+    best = {"bestIteration": 40_000, "bestLoss": 2.375}
+    recipe["status"]["validation"] = evaluations[-1] | best | {"evaluations": evaluations}
+    text = text_of(page, add(runs, recipe))
+    assert "validation: 2.38 at iteration 40000, lowest 2.38, highest 2.98" in text
+    assert text.count('class="line-1"') == 1
+    assert '<span class="key line second"></span> validation' in text
+    rows = re.findall(
+        r'<tr><td class="number">([0-9,]+)</td><td class="number">(.+?)</td><td>(.*?)</td></tr>', text
+    )
+    assert len(rows) == 40
+    assert rows[0] == ("1,000", "2.9844", "")
+    assert rows[-1] == ("40,000", "2.375", "lowest")
+
+
+def test_evaluations_are_drawn_before_any_loss_is_known(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("first")
+    recipe["status"]["progress"] = {"iteration": 10}
+    recipe["status"]["validation"] = {
+        "iteration": 10,
+        "loss": 2.5,
+        "evaluations": [{"iteration": 10, "loss": 2.5}],
+    }
+    text = text_of(page, add(runs, recipe))
+    assert "validation: 2.5 at iteration 10" in text
+    assert 'class="dot-1"' in text
+
+
 def test_a_run_has_plan_against_reality_ledger_checkpoint_and_failure(page: TestClient) -> None:
     text = text_of(page, RUN)
     assert re.search(r"Memory of the fullest accelerator</th><td[^>]*>[\d.]+ of 79 GiB</td>"

@@ -107,7 +107,8 @@ def prepare(
         total = [sum(pair) for pair in zip(total, counts, strict=True)]
         prepared.append(check.Prepared(dataset.source, dataset.folder / "data", counts[0]))
     if needs is not None:
-        check.check_datasets(prepared, encoder, needs)
+        with meter.checking():
+            check.check_datasets(prepared, encoder, needs)
     for dataset in datasets:
         _link(dataset)
     documents, tokens, bin_bytes, idx_bytes = total

@@ -3,6 +3,8 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from megatron_contract.progress import PROGRESS_SCHEMA, PreparationProgress, ProgressReport
@@ -46,6 +48,15 @@ class Meter:
                 self._log(self.line())
                 self._logged = now
         self._current = 0
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Report that what is prepared is being checked."""
+        self._last = replace(self._progress(), step="check")
+        try:
+            yield
+        finally:
+            self._last = replace(self._last, step="build")
 
     def report(self) -> ProgressReport:
         """Return the answer to /progress."""

@@ -15,7 +15,7 @@ from typing import Any
 from megatron_contract.environment import JOURNAL_FILE, JOURNAL_SCHEMA, PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import MAX_INCIDENTS
-from megatron_contract.progress import ReportedStraggler, ReportedWarning
+from megatron_contract.progress import ReportedEvaluation, ReportedStraggler, ReportedWarning
 from megatron_contract.wire import Message, load_json
 
 from megatron_trainer.telemetry.incidents import FailureReport, new_incident
@@ -47,6 +47,7 @@ class RunSummary(Message):
     """As for checkpoint_iteration."""
     best_checkpoint_loss: float | None = None
     stragglers: tuple[ReportedStraggler, ...] = ()
+    evaluations: tuple[ReportedEvaluation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,4 +204,5 @@ class RunJournal:
             validation_loss=None if last is None else last.lm_loss,
             best_validation_iteration=None if best is None else best.iteration,
             best_validation_loss=None if best is None else best.lm_loss,
+            evaluations=self._validation_log.summary(),
         )

@@ -64,6 +64,7 @@ class Status:
                 validation_loss=run.validation_loss,
                 best_validation_iteration=run.best_validation_iteration,
                 best_validation_loss=run.best_validation_loss,
+                evaluations=run.evaluations,
                 warnings=self._report.warnings if run.warnings is None else run.warnings,
             )
             if run.checkpoint_iteration is not None:
@@ -128,7 +129,10 @@ class Status:
                 self._failures[event["rank"]] = RankFailure.from_json(event)
 
     def set_iteration(self, record: IterationRecord) -> None:
-        """Set the metrics of an iteration, from a rank here or, through the store, from another pod."""
+        """Set the metrics of an iteration, from a rank here or, through the store, from another pod.
+
+        The latter may come when the ranks here already save or evaluate after it.
+        """
         with self._lock:
             report = self._report
             newest = report.iteration
@@ -138,8 +142,10 @@ class Status:
             known = {name: value for name, value in metrics.items() if value is not None}
             if record.iteration != newest and record.lm_loss is None:
                 known["lm_loss"] = None
+            after = record.iteration == newest and report.phase in ("saving", "evaluating")
+            phase = report.phase if after else "training"
             self._report = replace(
-                report, **known, iteration=record.iteration, phase="training", updated_at=_now()
+                report, **known, iteration=record.iteration, phase=phase, updated_at=_now()
             )
             self._step_at = record.time
 

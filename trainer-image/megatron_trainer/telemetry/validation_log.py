@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from megatron_contract.limits import MOST_ITERATIONS
+from megatron_contract.limits import MAX_EVALUATIONS, MOST_ITERATIONS
+from megatron_contract.progress import ReportedEvaluation
 from megatron_contract.wire import Message, WireError, load_json
 
 from megatron_trainer.telemetry.appended_lines import AppendedLines
@@ -80,6 +81,19 @@ class ValidationLog:
             return None
         iteration = by_loss(self._losses)[0]
         return Validation(iteration, self._losses[iteration])
+
+    def summary(self) -> tuple[ReportedEvaluation, ...]:
+        """Return at most MAX_EVALUATIONS in order of iterations: some over the whole run, the best, the last.
+
+        As evaluations are added, those in between stay until there are twice as many.
+        """
+        iterations = sorted(self._losses)
+        stride = 1
+        while len(iterations) > stride * (MAX_EVALUATIONS - 2):
+            stride *= 2
+        best = [] if self.best is None else [self.best.iteration]
+        shown = sorted({*iterations[::stride], *iterations[-1:], *best})
+        return tuple(ReportedEvaluation(each, self._losses[each]) for each in shown)
 
 
 def by_loss(losses: Mapping[int, float]) -> list[int]:

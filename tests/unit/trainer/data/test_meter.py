@@ -10,6 +10,7 @@ import pytest
 from megatron_contract.progress import PreparationProgress, ProgressReport
 from megatron_trainer.data import blend, meter, sources_command
 from megatron_trainer.data.blend import Worker
+from megatron_trainer.data.check import Needs
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.telemetry.server import ProgressServer
 
@@ -59,6 +60,31 @@ def test_the_work_of_other_pods_counts(
     assert preparation is not None
     assert preparation.documents == len(TEXTS)
     assert preparation.bytes_done == preparation.bytes_total
+
+
+def test_the_check_of_the_data_is_a_step_and_ends_also_where_it_fails(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge, steps = Meter(print), list[str]()
+
+    def reported() -> str:
+        preparation = gauge.report().preparation
+        assert preparation is not None
+        assert preparation.documents == len(TEXTS)
+        return preparation.step
+
+    def check(*_: object) -> None:
+        steps.append(reported())
+        raise ValueError("too few samples")
+
+    monkeypatch.setattr(blend.check, "check_datasets", check)
+    found = source(tmp_path, write(tmp_path / "raw", "jsonl"))
+    needs = Needs(None, 64, 1, 1, "100,0,0", False, {str(found.output): 1.0})
+    with pytest.raises(ValueError, match="too few"):
+        blend.prepare(
+            [found], tmp_path / "out", tokenizer_dir, Worker(0, 1), append_eod=True, needs=needs, meter=gauge
+        )
+    assert [*steps, reported()] == ["check", "build"]
 
 
 def test_the_report_is_served_and_parsed_as_that_of_a_trainer(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -1,12 +1,13 @@
 """The run journal: incidents and useful time, from the reports and the progress file to the file beside the
 checkpoints."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 from megatron_contract.environment import JOURNAL_FILE, PROGRESS_FILE, VALIDATION_FILE
-from megatron_contract.limits import MAX_INCIDENTS
+from megatron_contract.limits import MAX_EVALUATIONS, MAX_INCIDENTS
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal
@@ -158,6 +159,22 @@ def test_the_last_and_the_best_evaluation_are_reported_and_a_repeated_one_replac
     evaluate((20, 2.25))
     found = journal.summary()
     assert (found.validation_iteration, found.best_validation_iteration) == (20, 30)
+    assert [(each.iteration, each.loss) for each in found.evaluations] == [(10, 2.5), (20, 2.25), (30, 2.125)]
+
+
+@pytest.mark.parametrize("count", [1, 38, 39, 40, 41, 76, 77, 1000])
+def test_of_many_evaluations_some_of_the_whole_run_are_reported_with_the_best_and_the_last(
+    tmp_path: Path, count: int
+) -> None:
+    losses = {10 * n: 1.0 if n == 37 else 3.0 - n / 1000 for n in range(1, count + 1)}
+    lines = [f'{{"iteration": {at}, "lmLoss": {loss}, "time": 1.0}}\n' for at, loss in losses.items()]
+    (tmp_path / VALIDATION_FILE).write_text("".join(lines))
+    found = {each.iteration: each.loss for each in open_journal(tmp_path).summary().evaluations}
+    assert found.items() <= losses.items()
+    assert {min(losses, key=lambda at: losses[at]), 10, 10 * count} <= found.keys()
+    assert min(count, MAX_EVALUATIONS // 2) <= len(found) <= MAX_EVALUATIONS
+    gaps = [after - before for before, after in itertools.pairwise(found)]
+    assert max(gaps, default=10) <= max(10, 2 * 10 * count / (MAX_EVALUATIONS - 2))
 
 
 def test_skipped_iterations_and_incomplete_lines_do_not_count(tmp_path: Path) -> None:

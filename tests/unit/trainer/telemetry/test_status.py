@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport
+from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedEvaluation
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.run_journal import RunSummary
@@ -78,6 +78,18 @@ def test_iterations_repeated_after_a_restart_are_reported(status: Status) -> Non
     assert status.report.iteration == 6
 
 
+@pytest.mark.parametrize("phase", ["saving", "evaluating"])
+def test_an_iteration_from_another_pod_does_not_end_what_ranks_do_after_it(
+    status: Status, phase: str
+) -> None:
+    status.apply(ITERATION | {"lmLoss": None})
+    status.apply({"event": "phase", "rank": 0, "generation": 2, "phase": phase})
+    status.set_iteration(IterationRecord.from_json(ITERATION | {"time": 100.0}))
+    assert (status.report.phase, status.report.lm_loss) == (phase, 2.5)
+    status.apply(ITERATION | {"iteration": 8})
+    assert status.report.phase == "training"
+
+
 def test_failed_events_are_kept_until_the_next_generation(status: Status) -> None:
     status.apply({"event": "failed", "rank": 3, "generation": 2, "exitCode": 67, "message": "lm loss is nan"})
     assert status.failures() == {3: RankFailure(67, "lm loss is nan")}
@@ -96,8 +108,12 @@ def test_the_seconds_of_saves_and_evaluations_are_those_of_node_0(status: Status
 
 
 def test_evaluations_are_those_of_node_0(status: Status) -> None:
-    status.set_run(RunSummary((), 1.0, 2.0, None, None, None, None, None, 30, 2.125, 20, 2.0))
+    all_of_them = (ReportedEvaluation(20, 2.0), ReportedEvaluation(30, 2.125))
+    status.set_run(
+        RunSummary((), 1.0, 2.0, None, None, None, None, None, 30, 2.125, 20, 2.0, evaluations=all_of_them)
+    )
     report = status.report
+    assert report.evaluations == all_of_them
     assert (report.validation_iteration, report.validation_loss) == (30, 2.125)
     assert (report.best_validation_iteration, report.best_validation_loss) == (20, 2.0)
 
