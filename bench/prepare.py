@@ -1,51 +1,39 @@
 """Tokens per second of megatron-prepare beside Megatron's own way, on the same documents and tokenizer.
 
-    python -m bench.prepare --mebibytes 32 --rounds 3
+    python -m bench.prepare --mebibytes 256 --rounds 3
+    python -m bench.prepare --memory 1024 --formats parquet zst --by-line
 
 Megatron's tools/preprocess_data.py is not in its wheel; `_megatron` does what it does: a pool of processes
 parses and tokenizes lines, and one process writes with IndexedDatasetBuilder. The documents are the sources
 of Python's standard library. Every measurement is a process tree of its own, rounds are interleaved, and the
 median counts. The time of `_megatron` is without its imports, the other's has them. Tokens for each second of
 processor time, over all processes, are what to compare on a machine that does other things too. All write the
-same bytes, which is checked.
+same bytes, which is checked. Workers of megatron-prepare divide shards of 64 MiB: two need four of them at
+least to show how they scale.
+
+With --memory the peak of a worker is measured for each format instead. `--write` puts either table into
+docs/data.md.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-_VOCABULARY = 8192
+from bench import prepare_corpus, prepare_memory, prepare_worker
+from bench.prepare_report import MEMORY, PAGE, SPEED, Rate, page, rates_table, section
+
 _CHUNK = 32
+_WAYS = ("megatron", "ours")
+_COUNTS = (1, 2)
 _tokenizer: Any = None
-
-
-def _corpus(path: Path, size: int) -> None:
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py"))
-    texts = [text for file in files if (text := file.read_text(encoding="utf-8", errors="ignore")).strip()]
-    written = number = 0
-    with path.open("w", encoding="utf-8") as stream:
-        while written < size:
-            written += stream.write(json.dumps({"text": texts[number % len(texts)]}) + "\n")
-            number += 1
-
-
-def _train(corpus: Path, folder: Path) -> None:
-    from megatron_trainer.data import tokenizer
-
-    with corpus.open(encoding="utf-8") as stream:
-        texts = [json.loads(line)["text"] for line, _ in zip(stream, range(300), strict=False)]
-    tokenizer.train(iter(texts), _VOCABULARY, folder)
 
 
 def _initialize(folder: str) -> None:
@@ -74,7 +62,9 @@ def _megatron(corpus: Path, tokenizer: Path, output: Path, workers: int) -> None
     output.mkdir(parents=True)
     _initialize(str(tokenizer))
     before = _processor_seconds()
-    builder = IndexedDatasetBuilder(str(output / "data.bin"), dtype=DType.optimal_dtype(_VOCABULARY))
+    builder = IndexedDatasetBuilder(
+        str(output / "data.bin"), dtype=DType.optimal_dtype(_tokenizer.vocab_size)
+    )
     started = time.monotonic()
     tokens = 0
     with (
@@ -87,33 +77,22 @@ def _megatron(corpus: Path, tokenizer: Path, output: Path, workers: int) -> None
         pool.close()
         pool.join()
     builder.finalize(str(output / "data.idx"))
-    print(json.dumps([tokens, time.monotonic() - started, _processor_seconds() - before]))
+    print(json.dumps([tokens, time.monotonic() - started, _processor_seconds() - before, []]))
 
 
 def _ours(corpus: Path, tokenizer: Path, output: Path, workers: int) -> None:
     source = [{"path": str(corpus), "format": "jsonl", "output": str(output / "c_text_document")}]
-    words = [sys.executable, "-m", "megatron_trainer.data.prepare", "--sources", json.dumps(source)]
-    words += ["--output-dir", str(output), "--tokenizer-dir", str(tokenizer), "--append-eod"]
-    words += ["--pods", str(workers), "--workers", "1"]
-    started, before = time.monotonic(), _processor_seconds()
-    environment = os.environ | {"MEGATRON_TERMINATION_LOG": str(output.with_suffix(".end"))}
-    running = [
-        subprocess.Popen(
-            words, env=environment | {"JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.DEVNULL
-        )
-        for index in range(workers)
-    ]
-    codes = [process.wait() for process in running]
-    if any(codes):
-        raise SystemExit(f"megatron-prepare ended with {codes}")
-    times = [time.monotonic() - started, _processor_seconds() - before]
+    words = ["--sources", json.dumps(source), "--output-dir", str(output), "--tokenizer-dir", str(tokenizer)]
+    started = time.monotonic()
+    used = prepare_worker.run([*words, "--append-eod", "--workers", "1"], workers, output / "logs")
+    seconds = time.monotonic() - started
     [done] = output.glob("objects/*/done.json")
     shutil.copytree(done.parent, output, dirs_exist_ok=True)
-    print(json.dumps([json.loads(done.read_text())[1], *times]))
+    tokens = json.loads(done.read_text())[1]
+    print(json.dumps([tokens, seconds, sum(each.cpu for each in used), [each.peak for each in used]]))
 
 
-def _measure(way: str, folder: Path, workers: int) -> tuple[float, float]:
-    """Tokens for each second, and for each second of processor time."""
+def _measure(way: str, folder: Path, workers: int) -> Rate:
     output = folder / f"{way}-{workers}"
     shutil.rmtree(output, ignore_errors=True)
     words = [sys.executable, "-W", "ignore", "-m", "bench.prepare", "--run", way, "--workers", str(workers)]
@@ -124,61 +103,69 @@ def _measure(way: str, folder: Path, workers: int) -> tuple[float, float]:
         check=True,
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
     )
-    tokens, seconds, processor = json.loads(done.stdout.splitlines()[-1])
-    return tokens / seconds, tokens / processor
+    tokens, seconds, processor, peaks = json.loads(done.stdout.splitlines()[-1])
+    return Rate(tokens / seconds, tokens / processor, max(peaks, default=None))
 
 
 def _check_equal(folder: Path) -> None:
     for name in ("data.bin", "data.idx"):
-        files = [(folder / f"{way}-{count}" / name) for way in ("megatron", "ours") for count in (1, 2)]
+        files = [(folder / f"{way}-{count}" / name) for way in _WAYS for count in _COUNTS]
         if len({file.read_bytes() for file in files}) != 1:
             raise SystemExit(f"{name} differs between the ways")
 
 
-def compare(size: int, rounds: int) -> None:
-    """Measure both ways with 1 and 2 workers, and print a table."""
-    with tempfile.TemporaryDirectory() as name:
+def compare(size: int, rounds: int, parent: Path | None) -> dict[tuple[str, int], list[Rate]]:
+    """Measure both ways with 1 and 2 workers in a temporary folder of `parent`, in turn.
+
+    Returns the rates by way and number of workers. Raises SystemExit if their files differ.
+    """
+    with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
-        _corpus(folder / "corpus.jsonl", size)
-        _train(folder / "corpus.jsonl", folder / "tokenizer")
-        rates: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        prepare_corpus.write(folder / "raw", "jsonl", size)
+        prepare_corpus.train(folder / "tokenizer")
+        rates: dict[tuple[str, int], list[Rate]] = {}
         for _ in range(rounds):
-            for count in (1, 2):
-                for way in ("megatron", "ours"):
+            for count in _COUNTS:
+                for way in _WAYS:
                     rates.setdefault((way, count), []).append(_measure(way, folder, count))
         _check_equal(folder)
-    cores, load = os.cpu_count(), os.getloadavg()[0]
-    print(
-        f"{platform.machine()}, {cores} cores, load {load:.1f} at the end, Python {platform.python_version()}"
-    )
-    print(f"{size >> 20} MiB of JSON lines, {rounds} rounds, median (lowest to highest)")
-    for number, unit in enumerate(("tokens/s", "tokens/s of processor time")):
-        print(f"\n{unit}\n{'workers':>7}  {'preprocess_data':>32}  {'megatron-prepare':>32}  times")
-        for count in (1, 2):
-            cells = [[rate[number] for rate in rates[way, count]] for way in ("megatron", "ours")]
-            middle = [statistics.median(cell) for cell in cells]
-            shown = [
-                f"{value:,.0f} ({min(cell):,.0f} to {max(cell):,.0f})"
-                for value, cell in zip(middle, cells, strict=True)
-            ]
-            print(f"{count:>7}  {shown[0]:>32}  {shown[1]:>32}  {middle[1] / middle[0]:.2f}")
+    return rates
 
 
 def main() -> None:
-    """Compare, or measure one way where called with --run."""
-    parser = argparse.ArgumentParser(description="Compare megatron-prepare with Megatron's preprocessing.")
-    parser.add_argument("--mebibytes", type=int, default=192)
+    """Compare, measure memory, or measure one way where called with --run."""
+    parser = argparse.ArgumentParser(
+        prog="bench.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mebibytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--run", choices=("megatron", "ours"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", type=int, metavar="MEBIBYTES", help="measure memory with so much text")
+    parser.add_argument("--formats", nargs="+", choices=prepare_corpus.FORMATS, default=["jsonl"])
+    parser.add_argument("--by-line", action="store_true", help="a token a line, for large files")
+    parser.add_argument("--folder", type=Path, help="where files are for the time of the run (TMPDIR)")
+    parser.add_argument("--write", action="store_true", help=f"write the table to docs/{PAGE.name}")
+    parser.add_argument("--run", choices=_WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run is None:
-        compare(args.mebibytes << 20, args.rounds)
+    if args.run is not None:
+        way = _megatron if args.run == "megatron" else _ours
+        way(args.folder / "raw" / "a.jsonl", args.folder / "tokenizer", args.output, args.workers)
         return
-    way = _megatron if args.run == "megatron" else _ours
-    way(args.folder / "corpus.jsonl", args.folder / "tokenizer", args.output, args.workers)
+    if args.memory is not None:
+        name = MEMORY
+        kinds = " ".join(args.formats)
+        asked = f"--memory {args.memory} --formats {kinds}{' --by-line' if args.by_line else ''}"
+        peaks = prepare_memory.measure(args.formats, args.memory << 20, args.folder, by_line=args.by_line)
+        lines = prepare_memory.table(list(peaks), by_line=args.by_line)
+    else:
+        name = SPEED
+        asked = f"--mebibytes {args.mebibytes} --rounds {args.rounds}"
+        lines = rates_table(compare(args.mebibytes << 20, args.rounds, args.folder))
+    text = section(f'make bench-prepare BENCH="{asked}"', lines)
+    print(text)
+    if args.write:
+        PAGE.write_text(page(PAGE.read_text(), name, text))
 
 
 if __name__ == "__main__":

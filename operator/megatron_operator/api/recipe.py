@@ -128,6 +128,14 @@ class ObjectStorageSpec(ApiModel):
     """Region of the buckets; default the store's."""
 
 
+class PrepareResources(ApiModel):
+    """Requests of each pod that prepares; default by what it does (docs/data.md)."""
+
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    """More than the default where documents are longer than about 2 MiB."""
+
+
 class PrepareSpec(ApiModel):
     """How text is tokenized before the first start, in a separate Job."""
 
@@ -148,6 +156,7 @@ class PrepareSpec(ApiModel):
     """Store of the sources with `s3://` paths."""
     append_eod: bool = True
     """End every document with the end-of-document token."""
+    resources: PrepareResources | None = None
 
 
 class DataSpec(ApiModel):

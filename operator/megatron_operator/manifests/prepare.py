@@ -13,6 +13,7 @@ from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner
 from megatron_operator.manifests.pod import literal
+from megatron_operator.manifests.prepare_resources import requests
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import bridge_dataset_arguments, dataset_arguments
 
@@ -24,8 +25,6 @@ _CREDENTIALS = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS
 """Keys of the Secret with the credentials of an object store, and whether they may be missing."""
 _ALL_TO_TRAIN_ON = "100,0"
 """The split of sources beside others that are for validation alone."""
-RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
-_OF_SAMPLES: Manifest = {"requests": {"cpu": "1", "memory": "2Gi"}}
 
 
 def _source_arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
@@ -172,7 +171,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         container=CONTAINER,
         command="megatron-prepare",
         arguments=own,
-        resources=_OF_SAMPLES if resolved.media else RESOURCES,
+        resources=requests(resolved, prepare, index=index),
         final=FINAL,
         claims=claims,
         environment=environment,

@@ -12,6 +12,7 @@ with --chats, --images, --sound or --media what to fine-tune on (chats_command.p
 """
 
 import argparse
+import codecs
 import errno
 import json
 import os
@@ -21,7 +22,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import batched
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +34,7 @@ from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.secret_values import name_secret_variables, scrub
 from megatron_trainer.volume_paths import left_volume
 
-_BATCH = 256
+_BLOCK = 1 << 20
 _PROGRESS_SECONDS = 5.0
 # Byte-level BPE has 256 bytes and the end-of-text token; below that there are no merges.
 MIN_VOCABULARY = 257
@@ -174,18 +174,36 @@ def find_files(options: PrepareOptions) -> list[Path]:
 def read_documents(files: Sequence[Path]) -> Iterator[str]:
     """Yield the documents in order. Files that are empty or not UTF-8 text are skipped.
 
-    Raises PreparationError for a line of a .jsonl file without text.
+    Of a .jsonl file one line is held at a time. Raises PreparationError for a line of it without text.
     """
     for path in files:
+        if path.suffix == ".jsonl":
+            if _is_utf8(path):
+                yield from _json_lines(path)
+            continue
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        if path.suffix != ".jsonl":
-            if text.strip():
-                yield text
-            continue
-        for number, line in enumerate(text.splitlines(), start=1):
+        if text.strip():
+            yield text
+
+
+def _is_utf8(path: Path) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _json_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
@@ -260,14 +278,14 @@ def build(options: PrepareOptions) -> PreparationResult:
     import torch
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    from megatron_trainer.data.shards import temporary
+    from megatron_trainer.data.shards import batches, temporary
 
     part = temporary(options.data)
     builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(tokenizer.get_vocab_size()))
     count = tokens = 0
     started = logged_at = time.monotonic()
-    for texts in batched(read_documents(files), _BATCH):
-        for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
+    for texts in batches(read_documents(files)):
+        for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
             ids = encoding.ids if eod is None else [*encoding.ids, eod]
             if not ids:
                 continue

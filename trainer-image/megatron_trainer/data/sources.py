@@ -28,6 +28,7 @@ SHARD_BYTES = 64 << 20
 """Bytes of the source, uncompressed, that one shard reads: the most that a killed worker repeats."""
 LONGEST_DOCUMENT = 16 << 20
 """Bytes of a document: it is held in memory, and tokenizing it takes about 140 times as much."""
+_PARQUET_BUFFER = 1 << 20
 # What ends a stream of Arrow's IPC format; its reader also takes a file that was cut between two batches.
 _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -289,11 +290,13 @@ def open_parquet(path: SourceFile) -> Iterator[Any]:
     """Open a Parquet file: a pyarrow.parquet.ParquetFile. Raises ObjectError, and what pyarrow raises."""
     import pyarrow.parquet as pq
 
+    # Otherwise pyarrow holds the column of a whole row group, which may be the whole file.
+    piecewise = {"pre_buffer": False, "buffer_size": _PARQUET_BUFFER}
     if isinstance(path, StoredObject):
-        with path.open() as stream, pq.ParquetFile(stream) as file:
+        with path.open() as stream, pq.ParquetFile(stream, **piecewise) as file:
             yield file
     else:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, **piecewise) as file:
             yield file
 
 

@@ -4,6 +4,7 @@ and reader."""
 import json
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,24 @@ def test_each_json_line_is_a_document(source: Path) -> None:
     path = source / "more.jsonl"
     path.write_text('{"text": "one"}\n\n{"text": "two", "id": 2}\n')
     assert list(prepare.read_documents([path])) == ["one", "two"]
+
+
+def test_a_file_of_json_lines_is_not_held_in_memory(source: Path) -> None:
+    path = source / "more.jsonl"
+    line = json.dumps({"text": "x" * 1000}) + "\n"
+    path.write_text(line * 20_000)
+    tracemalloc.start()
+    try:
+        assert sum(len(text) for text in prepare.read_documents([path])) == 20_000_000
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_json_lines_that_is_not_utf_8_is_skipped_as_a_whole(source: Path) -> None:
+    path = source / "more.jsonl"
+    path.write_bytes(b'{"text": "one"}\n' + b'{"text": "\xff"}\n')
+    assert list(prepare.read_documents([path])) == []
 
 
 def test_a_json_line_without_text_is_refused_with_its_number(source: Path) -> None:

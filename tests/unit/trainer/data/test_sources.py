@@ -222,3 +222,17 @@ def test_a_shard_has_no_line_twice_and_none_is_lost(tmp_path: Path, monkeypatch:
         found = source(tmp_path, settings)
         divided = sources.divide(found, sources.find_files(found))
         assert [t for shard in divided for t in documents.read_documents(found, shard)] == TEXTS
+
+
+def test_a_row_group_is_read_by_pieces(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = [os.urandom(2048).hex() for _ in range(8000)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", use_dictionary=False)
+    found = source(tmp_path, {"path": f"{tmp_path}/a.parquet", "format": "parquet"})
+    [shard] = sources.divide(found, sources.find_files(found))
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in documents.read_documents(found, shard)]
+    assert len(held) == len(texts)
+    assert max(held) < shard.size / 2
