@@ -123,6 +123,7 @@ class RecipeGang(BridgeGang):
         overrides: Mapping[str, Value] = MappingProxyType({}),
     ) -> None:
         super().__init__(folder, warm, data, "of the recipe")
+        self.ranks_per_node = spec["accelerator"]["count"]
         run = BridgeRun.from_arguments(arguments_in(rendered_container(spec), data, self.save))
         self._arguments = BridgeRun(run.function, {**run.overrides, **overrides}).to_arguments()
 

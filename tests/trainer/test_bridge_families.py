@@ -94,7 +94,7 @@ def _tensors(folder: Path) -> dict[str, Any]:
 def _spec(case: Case, iterations: int = ITERATIONS) -> dict[str, Any]:
     return {
         "recipe": case.recipe,
-        "accelerator": {"type": "cpu", "count": 2},
+        "accelerator": {"type": "cpu", "count": case.ranks, "perNode": case.ranks},
         "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
         "data": {"volume": {"claimName": "corpus"}, "datasetRoot": "samples"},
         "parallelism": case.parallelism,

@@ -6,6 +6,7 @@ With the arguments that the operator renders, on two ranks, and resumed with the
 import importlib.util
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from megatron_contract.environment import VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 
 from testkit.pretrained import CASES, PretrainingCase
+from testkit.weights.families import by_name, write_model
+from testkit.weights.warm import WarmConverter
 from tests.trainer.bridge_run import LENGTH, RecipeGang
 from tests.trainer.warm_process import WarmProcess
 
@@ -22,6 +25,19 @@ PREDICTING = {
     *("nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b", "nemotron3.5-lightning"),
     *("glm5.2", "k-exaone2-750b-a37b", "step3.5-196b-a11b", "deepseek-v4-flash"),
 }
+WORDS = 1000
+"""Of the tokenizer of the corpus."""
+_EXPERTS, _TENSORS = {"expertModelParallelSize": 2}, {"tensorModelParallelSize": 2}
+EXPORTED = (
+    ("deepseek-v2-lite", "DeepSeek-V2 without q_lora_rank", _EXPERTS),
+    ("minimax-m2", "MiniMax-M2", _EXPERTS),
+    ("falcon-h1-34b", "Falcon-H1", _TENSORS),
+    ("step3.5-196b-a11b", "Step-3.5", _EXPERTS),
+)
+"""Recipes of families that no fine-tuning trains, their family, and what splits them besides two stages.
+
+Not of Qwen3.5's text models, to which functions add multi-token prediction, which their folders do not have.
+"""
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -106,6 +122,38 @@ def test_a_small_model_is_pretrained_as_the_operator_renders_it(
         assert widths == {"sliding": 4 * 16, "global": 4 * 32}
         # Else each rank would train the norms of queries and keys with its own heads alone.
         assert "qk_layernorm: true" in (saved / "run_config.yaml").read_text()
+
+
+@pytest.mark.parametrize(("recipe", "family", "sizes"), EXPORTED)
+def test_weights_that_four_ranks_have_pretrained_are_exported_with_their_logits(
+    recipe: str,
+    family: str,
+    sizes: dict[str, int],
+    tmp_path: Path,
+    corpus: Path,
+    warm_bridge: WarmProcess,
+    converter: WarmConverter,
+) -> None:
+    """By megatron-convert, as on the shell: recipes that are pretrained by Bridge have no `export`."""
+    case = next(case for case in CASES if case.recipe == recipe)
+    settings: dict[str, Any] = {
+        "accelerator": {"type": "cpu", "count": 4, "perNode": 4},
+        "parallelism": {**case.parallelism, "pipelineModelParallelSize": 2, **sizes},
+    }
+    run = PretrainingGang(tmp_path, warm_bridge, corpus, case, **settings)
+    run.run_to_end()
+    assert sorted(run.losses()) == [1, 2]
+    base, exported = tmp_path / "base", tmp_path / "exported"
+    of_family = by_name(family)
+    write_model(replace(of_family, sizes={**of_family.sizes, "vocab_size": WORDS}), base)
+    ended = converter.convert(
+        "export", "--from", run.save, "--to", exported, "--base", base, log=tmp_path / "log"
+    )
+
+    assert ended.code == 0, ended.output
+    found = converter.trained_logits(run.save, exported, tmp_path / "logits.json")
+    print(recipe, found)
+    assert found["difference"] < 1e-5
 
 
 @pytest.mark.parametrize("recipe", ["deepseek-v2-lite", "step3.5-196b-a11b"])

@@ -145,8 +145,8 @@ def make(run: BridgeRun) -> Any:
             f"{MODEL_FOLDER} to a folder with it",
         ) from error
     vision_layers.follow_config(config.model)
+    query_norms.leave_out()
     if loads_weights := _PRETRAINED in run.overrides:
-        query_norms.leave_out()
         # Functions that pretrain give the model the tokenizer's vocabulary, which its weights may exceed.
         config.tokenizer.use_tokenizer_vocab_size = False
     if PLATFORM == "cpu":

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from megatron_trainer.bridge import media_embeddings
+
 _BLOCK, _OF_FOLDER = "vision_tower.layers.*.", "vision_tower.encoder.blocks.*."
 _NAMES: Final[Mapping[str, str]] = {
     "vision_tower.patch_embed.proj": "vision_tower.patch_embed.proj",
@@ -180,20 +182,16 @@ def _forward(
     Bridge's own drops the mask of attention, which Megatron's layers without Transformer Engine take.
     `pixel_values` [patches, channels, patch, patch] of all images, of the sizes `image_grid_thw` [images, 3].
     """
-    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
-
     embeddings = None
     if self.pre_process:
-        embeddings = self.language_model.embedding(input_ids=input_ids, position_ids=None)
+        images = []
         if pixel_values is not None and len(pixel_values):
             pixels = pixel_values.to(self.vision_tower.dtype)
             merged = self.vision_tower(pixels, grid_thw=image_grid_thw).pooler_output
-            features = self.mm_projector(merged).squeeze(1)
-            of_sequences = embeddings.transpose(0, 1).clone()
-            of_sequences[input_ids == self.config.image_token_id] = features.to(embeddings.dtype)
-            embeddings = of_sequences.transpose(0, 1).contiguous()
-        if self.config.sequence_parallel:
-            embeddings = scatter_to_sequence_parallel_region(embeddings)
+            images.append((self.config.image_token_id, self.mm_projector(merged).squeeze(1)))
+        embeddings = media_embeddings.embed(
+            self.language_model, input_ids, images, sequence_parallel=self.config.sequence_parallel
+        )
     return self.language_model(
         input_ids=None,
         position_ids=position_ids,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from megatron_trainer.bridge import nemotron_config
+from megatron_trainer.bridge import media_embeddings, nemotron_config
 from megatron_trainer.bridge.hybrid_layers import hybrid_layers
 
 _PATCH: Final = 16
@@ -112,25 +112,18 @@ def _forward(
     `pixel_values` [patches, channels x patch x patch] of all images, of the sizes in patches `image_grid_hw`
     [images, 2]; `input_features` [sounds, frames, bands] with their mask [sounds, frames].
     """
-    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
-
     del position_ids
     of_language.pop("loss_mask", None)
     whole, embeddings = self.llava_model, None
     if whole.pre_process:
-        embeddings = whole.language_model.embedding(input_ids=input_ids, position_ids=None)
-        found = []
+        media = []
         if pixel_values is not None:
-            found.append((whole.image_token_index, _of_images(whole, pixel_values, image_grid_hw)))
+            media.append((whole.image_token_index, _of_images(whole, pixel_values, image_grid_hw)))
         if input_features is not None:
-            found.append((whole.sound_token_index, _of_sounds(whole, input_features, input_features_mask)))
-        if found:
-            of_sequences = embeddings.transpose(0, 1).clone()
-            for token, features in found:
-                of_sequences[input_ids == token] = features.to(embeddings.dtype)
-            embeddings = of_sequences.transpose(0, 1).contiguous()
-        if self.config.sequence_parallel:
-            embeddings = scatter_to_sequence_parallel_region(embeddings)
+            media.append((whole.sound_token_index, _of_sounds(whole, input_features, input_features_mask)))
+        embeddings = media_embeddings.embed(
+            whole.language_model, input_ids, media, sequence_parallel=self.config.sequence_parallel
+        )
     return whole.language_model(
         input_ids=None,
         position_ids=None,

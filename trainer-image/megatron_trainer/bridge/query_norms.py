@@ -1,14 +1,14 @@
-"""Latent attention whose queries have no low rank, with weights of a Hugging Face model.
+"""Latent attention whose queries have no low rank, as in the published models.
 
-Megatron Core 0.19.2 puts a norm in front of their projection wherever those of a low rank have one. No model
-that is imported has that norm (DeepSeek-V2-Lite, Moonlight), and Bridge maps no weight to it.
+Megatron Core 0.19.2 puts a norm in front of their projection wherever those of a low rank have one. The published
+models (DeepSeek-V2-Lite, Moonlight) do not have that norm, and Bridge maps no weight to it.
 """
 
 from typing import Any
 
 
 def leave_out() -> None:
-    """Call it once in a process, before a model is built that takes such weights."""
+    """Call it once in a process, before a model is built."""
     from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver as Resolver
 
     inner = Resolver._mla_fused_linear_or_default

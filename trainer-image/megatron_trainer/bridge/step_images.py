@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from megatron_trainer.bridge import media_embeddings
+
 
 def install() -> None:
     """Call it once in a process, after Bridge is imported."""
@@ -92,18 +94,15 @@ def _forward(
 
     Bridge's own does not split embeddings over the ranks of sequence parallelism.
     """
-    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
-
     embeddings = None
     if self.pre_process:
-        embeddings = self.language_model.embedding(input_ids=input_ids, position_ids=None)
+        images = []
         if pixel_values is not None and len(pixel_values):
             features = _features(self, pixel_values, pixel_values_local, num_local_patches)
-            of_sequences = embeddings.transpose(0, 1).clone()
-            of_sequences[input_ids == self.image_token_id] = features.to(embeddings.dtype)
-            embeddings = of_sequences.transpose(0, 1).contiguous()
-        if self.config.sequence_parallel:
-            embeddings = scatter_to_sequence_parallel_region(embeddings)
+            images.append((self.image_token_id, features))
+        embeddings = media_embeddings.embed(
+            self.language_model, input_ids, images, sequence_parallel=self.config.sequence_parallel
+        )
     return self.language_model(
         input_ids=None,
         position_ids=position_ids,
