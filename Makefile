@@ -204,9 +204,14 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	@MEGATRON_BRIDGE_TRAINING=1 .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge.py \
 	  tests/trainer/test_bridge_families.py tests/trainer/test_bridge_pretraining.py \
 	  tests/trainer/test_weights.py tests/trainer/test_chats.py tests/trainer/test_own_loop_conversions.py \
+	  tests/trainer/test_hub_weights.py \
 	  tests/trainer/test_image_text.py tests/trainer/test_frozen_parts.py tests/trainer/test_sound_text.py \
 	  tests/trainer/test_omni.py tests/trainer/test_nemotron_media.py tests/trainer/test_step_layers.py \
 	  tests/trainer/test_diffusion.py
+
+.PHONY: bridge-recipes
+bridge-recipes: setup-bridge ## Train a small model of every function that starts by Megatron-Bridge, on one rank (minutes)
+	@.venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge_recipes.py
 
 .PHONY: weights-check
 weights-check: setup-bridge ## Prove that the weights of families convert, and that both engines load them (minutes)

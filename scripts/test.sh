@@ -36,6 +36,9 @@ layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
 layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
+layer "packages of Megatron-Bridge in an environment of their own" scripts/setup_bridge.sh
+layer "bridge: a small model of every function that starts, trained two iterations" \
+    .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge_recipes.py
 layer "fuzz: 2,000 texts and 40 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
 finish_lanes

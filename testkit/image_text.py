@@ -82,8 +82,11 @@ def image_tokens(tokenizer: Any) -> dict[str, int]:
     return {setting: tokenizer.convert_tokens_to_ids(word) for setting, word in words.items()}
 
 
-def write_model(folder: Path, dtype: str = "bfloat16") -> Any:
-    """Write a random model of two layers of text and two of vision, and its processor; return the model."""
+def write_model(folder: Path, dtype: str = "bfloat16", *, tied: bool = False) -> Any:
+    """Write a random model of two layers of text and two of vision, and its processor; return the model.
+
+    `tied`: its output to its embedding, as that of 3B.
+    """
     import torch
     import transformers
 
@@ -101,7 +104,7 @@ def write_model(folder: Path, dtype: str = "bfloat16") -> Any:
             **{"out_hidden_size": 256, "fullatt_block_indexes": [1]},
         },
         **image_tokens(tokenizer),
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
     )
     torch.manual_seed(0)
     model = transformers.Qwen2_5_VLForConditionalGeneration._from_config(config)

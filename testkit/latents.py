@@ -6,6 +6,7 @@ No VAE and no text encoder has made them: what a model learns from them means no
 import io
 import json
 import pickle
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import torch
 
-CHANNELS, TEXT_CHANNELS, POOLED = 16, 32, 16
+from testkit.small_diffusion import CHANNELS, POOLED, TEXT_CHANNELS
+
 type Sample = tuple[torch.Tensor, Any]
 
 
@@ -63,3 +65,10 @@ def write_latents(folder: Path, make: Callable[[int], Sample], training: int, va
         write_tar(folder / f"{shard:05}.tar", {k: v for each in members for k, v in each.items()})
     members = [files(f"{number:06}", make(number)) for number in range(training, training + validation)]
     write_tar(folder / "validation" / "00000.tar", {k: v for each in members for k, v in each.items()})
+
+
+OF_FAMILY = {"flux1": image, "wan2.1": video}
+"""Family -> what makes its samples."""
+
+if __name__ == "__main__":
+    write_latents(Path(sys.argv[1]), OF_FAMILY[sys.argv[2]], *(int(word) for word in sys.argv[3:]))

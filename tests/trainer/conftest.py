@@ -1,14 +1,13 @@
 """Fixtures of the trainer's tests: a corpus, runs of one and two pods, and processes that are forked."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from testkit.weights.warm import WarmConverter
+from tests.trainer import text_corpus
 from tests.trainer.gang import Gang
 from tests.trainer.warm_process import WarmProcess
 
@@ -17,14 +16,7 @@ from tests.trainer.warm_process import WarmProcess
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python's standard library as a corpus, built by megatron-prepare, then read-only like a data volume."""
     folder = tmp_path_factory.mktemp("corpus")
-    command = [
-        *(sys.executable, "-W", "ignore", "-m", "megatron_trainer.data.prepare"),
-        *("--source", str(Path(os.__file__).parent), "--include", "*.py"),
-        *("--output-prefix", str(folder / "text"), "--tokenizer-dir", str(folder / "tokenizer")),
-        *("--tokenizer-vocab-size", "1000", "--append-eod", "--workers", "1"),
-    ]
-    environment = os.environ | {"MEGATRON_TERMINATION_LOG": str(folder / "termination")}
-    subprocess.run(command, env=environment, check=True)
+    text_corpus.write(folder, Path(os.__file__).parent)
     folder.chmod(0o555)
     return folder
 

@@ -1,4 +1,4 @@
-"""Launchers forked from a process that has imported torch and Megatron.
+"""Launchers, or other modules, forked from a process that has imported torch and Megatron.
 
 These imports take longer than a test's training. A launcher and its fork server import the same modules, at
 no cost here. The run that all others are compared with starts cold, by `python -m`.
@@ -45,10 +45,12 @@ class WarmProcess:
         self._codes: dict[int, int] = {}
         """The exit codes by number of the launcher: the kernel gives a process id again."""
 
-    def start(self, flags: list[str], environment: dict[str, str], log: Path) -> "WarmLauncher":
-        """Fork a launcher whose output is appended to `log`."""
+    def start(
+        self, flags: list[str], environment: dict[str, str], log: Path, module: str = LAUNCHER
+    ) -> "WarmLauncher":
+        """Fork a launcher, or another `module` that runs as a program, whose output is appended to `log`."""
         assert self._process.stdin is not None
-        request = {"flags": flags, "environment": environment, "log": str(log)}
+        request = {"flags": flags, "environment": environment, "log": str(log), "module": module}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         while (launcher := self._receive()) is None:
             pass
@@ -83,7 +85,7 @@ class WarmProcess:
 
 
 class WarmLauncher:
-    """A forked launcher with those methods of subprocess.Popen that tests use."""
+    """What was forked, with those methods of subprocess.Popen that tests use."""
 
     def __init__(self, parent: WarmProcess, number: int, pid: int) -> None:
         self._parent, self._number, self.pid = parent, number, pid
@@ -130,7 +132,7 @@ def import_all(platform: str, *modules: str) -> None:
     gc.freeze()
 
 
-def run_launcher(flags: list[str], environment: dict[str, str], log: str) -> NoReturn:
+def run_module(flags: list[str], environment: dict[str, str], log: str, module: str) -> NoReturn:
     """In a forked process: do what `python -m` does after the imports."""
     code = 1
     try:
@@ -149,7 +151,7 @@ def run_launcher(flags: list[str], environment: dict[str, str], log: str) -> NoR
 
             sitecustomize.disturb_imported()
         sys.argv[1:] = flags
-        runpy.run_module(LAUNCHER, run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -190,7 +192,7 @@ def serve(platform: str, *modules: str) -> None:
                 return
             pid = os.fork()
             if pid == 0:
-                run_launcher(**json.loads(line))
+                run_module(**json.loads(line))
             numbers[pid] = next(started)
             reply({"number": numbers[pid], "pid": pid})
 

@@ -116,7 +116,10 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
 _VIDEOS: Final = "trains the embedder of videos, which are not passed on"
 _FSDP: Final = "shards by Megatron's FSDP, whose checkpoints are in another format"
+_INDEXER: Final = "trains the indexer by a loss of its own, which the image's layers do not have"
 OF_FUNCTION: Final[Mapping[str, str]] = {
+    "deepseek_v4_flash_pretrain_64gpu_gb200_bf16_config": _INDEXER,
+    "deepseek_v4_flash_pretrain_64gpu_gb200_bf16_muon_config": _INDEXER,
     "nemotron_3_5_lightning_pretrain_8k_fsdp_config": _FSDP,
     "nemotron_3_nano_gb200_pretrain_config": (
         "reads a model's folder, which the other functions of its recipe do not"

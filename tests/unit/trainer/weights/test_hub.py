@@ -42,7 +42,7 @@ TAKEN = {
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the import's pod, whatever other tests set."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+    for name in ("HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -257,6 +257,11 @@ def _import(stand_in: HubStandIn, target: Path, log: Path, token: str) -> subpro
     )
 
 
+def _await_half_of_a_file(stand_in: HubStandIn, process: subprocess.Popen[str]) -> None:
+    wait_until("half of the file", lambda: stand_in.stopped.is_set() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[0]
+
+
 def test_a_download_that_was_killed_half_way_keeps_the_files_that_were_complete(
     stand_in: HubStandIn, source: Path, target: Path, tmp_path: Path
 ) -> None:
@@ -265,7 +270,7 @@ def test_a_download_that_was_killed_half_way_keeps_the_files_that_were_complete(
     part = target.with_name(f".{target.name}.partial")
     stand_in.stop_in = second
     killed = _import(stand_in, target, tmp_path / "log", TOKEN)
-    wait_until("half of the file", stand_in.stopped.is_set)
+    _await_half_of_a_file(stand_in, killed)
     wait_until("the first file", (part / first).exists)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -284,7 +289,7 @@ def test_a_download_that_was_killed_half_way_keeps_the_files_that_were_complete(
 def test_sigterm_ends_a_download_at_once(stand_in: HubStandIn, target: Path, tmp_path: Path) -> None:
     stand_in.stop_in = "model-00001-of-00002.safetensors"
     process = _import(stand_in, target, tmp_path / "log", TOKEN)
-    wait_until("half of the file", stand_in.stopped.is_set)
+    _await_half_of_a_file(stand_in, process)
     process.terminate()
     process.communicate()
     assert process.returncode == 143
