@@ -132,6 +132,7 @@ class PrepareResources(ApiModel):
     """Requests of each pod that prepares; default by what it does (docs/data.md)."""
 
     cpu: Quantity | None = None
+    """Processors; documents are tokenized by all that the node has idle, whatever is requested. Default 1."""
     memory: Quantity | None = None
     """More than the default where documents are longer than about 2 MiB."""
 
