@@ -47,10 +47,11 @@ of layers, and other sizes. Of engine `megatron` a model of two layers was impor
 on four ranks (TP 2 and PP 2, or EP 2 and PP 2) in FP32 and exported (`make bridge-training`); `tiny-gpt` is
 trained in pods of the local cluster (`make faults`). Of engine `bridge` a model of two layers (EXAONE 4.5,
 Gemma 4, GLM-5.2, K-EXAONE, MiniMax-M3, Qwen3-Next, Qwen3.5: four, Gemma 3 and Nemotron: six) was trained for
-at least two steps on two or four ranks (`make bridge-training`). For SFT and LoRA transformers or the project made
-it, and it was imported; models that read images or sound had some. Pretraining began with random weights and
-read real text, except that of a projector, which began as SFT does, and that of diffusion models, which read
-random latents. Layers were Megatron's own instead of Transformer Engine's.
+at least two steps on two or four ranks (`make bridge-training`); `make test` trains one of every function for
+two on a single rank. For SFT and LoRA transformers or the project made it, and it was imported; models that
+read images or sound had some. Pretraining began with random weights and read real text, except that of a
+projector, which began as SFT does, and that of diffusion models, which read random latents. Layers were
+Megatron's own instead of Transformer Engine's.
 
 On a GPU llama3.2-1b-lora alone was run ([hardware](../hardware.md))."""
 _SIZES: Final = frozenset(

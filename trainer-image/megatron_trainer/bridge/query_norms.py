@@ -1,7 +1,7 @@
 """Latent attention whose queries have no low rank, as in the published models.
 
-Megatron Core 0.19.2 puts a norm in front of their projection wherever those of a low rank have one. The published
-models (DeepSeek-V2-Lite, Moonlight) do not have that norm, and Bridge maps no weight to it.
+Megatron Core 0.19.2 puts a norm in front of their projection wherever those of a low rank have one. The
+published models (DeepSeek-V2-Lite, Moonlight) do not have that norm, and Bridge maps no weight to it.
 """
 
 from typing import Any
