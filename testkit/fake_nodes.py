@@ -1,5 +1,7 @@
 """Nodes whose kubelets KWOK simulates: healthy and lost ones."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from testkit.api_server import Api, Object
@@ -27,6 +29,53 @@ def fake_node(name: str, rack: str, cpu: str = "64", **labels: str) -> Object:
         },
         "status": {"allocatable": resources, "capacity": resources},
     }
+
+
+@contextmanager
+def pod_stage(
+    api: Api, name: str, labels: Mapping[str, str], phase: str, status: str, **spec: object
+) -> Iterator[None]:
+    """Have KWOK give pods of a phase with these labels this status, before its own stages.
+
+    `status` is a template in YAML, `spec` has further fields of the Stage, such as `delay`.
+    """
+    of_phase = [{"key": ".status.phase", "operator": "In", "values": [phase]}]
+    api.apply(
+        {
+            "apiVersion": "kwok.x-k8s.io/v1alpha1",
+            "kind": "Stage",
+            "metadata": {"name": name},
+            "spec": {
+                "resourceRef": {"apiGroup": "v1", "kind": "Pod"},
+                "selector": {"matchLabels": dict(labels), "matchExpressions": of_phase},
+                "weight": 1_000_000,
+                "next": {"statusTemplate": status},
+                **spec,
+            },
+        }
+    )
+    try:
+        yield
+    finally:
+        api.delete("Stage", None, name)
+
+
+def ended(container: str, code: int, message: str) -> str:
+    """The status of a pod whose container has ended with this exit code and termination message."""
+    return (
+        f"phase: {'Failed' if code else 'Succeeded'}\n"
+        "containerStatuses:\n"
+        f"- name: {container}\n"
+        "  image: i\n"
+        "  imageID: ''\n"
+        "  ready: false\n"
+        "  restartCount: 0\n"
+        "  state:\n"
+        "    terminated:\n"
+        f"      exitCode: {code}\n"
+        "      reason: Ended\n"
+        f"      message: '{message}'\n"
+    )
 
 
 def terminate_pods(api: Api, *, of_lost_nodes: bool) -> None:

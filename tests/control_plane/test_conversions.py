@@ -1,11 +1,11 @@
 """Weights are imported by a Job before the training job exists, and exported by one after it has ended."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
+from testkit.fake_nodes import ended, pod_stage
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import STORAGE_CLASS
 from tests.control_plane.world import World
@@ -40,44 +40,12 @@ def claim(world: World) -> None:
     world.api.create(body)
 
 
-@contextmanager
-def converter_ends(world: World, name: str, role: str, code: int, message: str) -> Iterator[None]:
+def converter_ends(
+    world: World, name: str, role: str, code: int, message: str
+) -> AbstractContextManager[None]:
     """Let KWOK end the converter of a recipe with this exit code and termination message."""
     labels = {"megatron.training/recipe": name, "megatron.training/role": role}
-    phase = "Failed" if code else "Succeeded"
-    template = (
-        f"phase: {phase}\n"
-        "containerStatuses:\n"
-        "- name: convert\n"
-        "  image: i\n"
-        "  imageID: ''\n"
-        "  ready: false\n"
-        "  restartCount: 0\n"
-        "  state:\n"
-        "    terminated:\n"
-        f"      exitCode: {code}\n"
-        "      reason: Ended\n"
-        f"      message: '{message}'\n"
-    )
-    pending = [{"key": ".status.phase", "operator": "In", "values": ["Pending"]}]
-    stage = f"{name}-{role}-ends"
-    world.api.apply(
-        {
-            "apiVersion": "kwok.x-k8s.io/v1alpha1",
-            "kind": "Stage",
-            "metadata": {"name": stage},
-            "spec": {
-                "resourceRef": {"apiGroup": "v1", "kind": "Pod"},
-                "selector": {"matchLabels": labels, "matchExpressions": pending},
-                "weight": 1000,
-                "next": {"statusTemplate": template},
-            },
-        }
-    )
-    try:
-        yield
-    finally:
-        world.api.delete("Stage", None, stage)
+    return pod_stage(world.api, f"{name}-{role}-ends", labels, "Pending", ended("convert", code, message))
 
 
 def end_of(world: World, name: str) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from testkit.errors import ApiError
+from testkit.fake_nodes import ended, pod_stage
 from testkit.fake_trainers import set_container_waiting
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
@@ -140,46 +141,14 @@ def test_a_container_that_cannot_start_is_reported(world: World, waiting: str, r
     assert message == f"worker-0: {waiting}: message of the kubelet"
 
 
-FAILING_PREPARATION = {
-    "apiVersion": "kwok.x-k8s.io/v1alpha1",
-    "kind": "Stage",
-    "metadata": {"name": "preparation-fails"},
-    "spec": {
-        "resourceRef": {"apiGroup": "v1", "kind": "Pod"},
-        "selector": {
-            "matchLabels": {"megatron.training/recipe": "failing-preparation"},
-            "matchExpressions": [{"key": ".status.phase", "operator": "In", "values": ["Pending"]}],
-        },
-        "weight": 1000,
-        "next": {
-            "statusTemplate": (
-                "phase: Failed\n"
-                "containerStatuses:\n"
-                "- name: prepare\n"
-                "  image: i\n"
-                "  imageID: ''\n"
-                "  ready: false\n"
-                "  restartCount: 0\n"
-                "  state:\n"
-                "    terminated:\n"
-                "      exitCode: 65\n"
-                "      reason: Error\n"
-                '      message: \'{"message": "no file matches /nowhere/*.py"}\'\n'
-            )
-        },
-    },
-}
-
-
 def test_a_failed_preparation_is_reported_with_the_programs_message(world: World) -> None:
     """KWOK simulates a container that exits with code 65."""
-    world.api.apply(FAILING_PREPARATION)
-    try:
+    labels = {"megatron.training/recipe": "failing-preparation"}
+    status = ended("prepare", 65, '{"message": "no file matches /nowhere/*.py"}')
+    with pod_stage(world.api, "preparation-fails", labels, "Pending", status):
         data = {"volume": {"size": "1Gi"}, "prepare": {"source": "/nowhere", "include": "*.py"}}
         world.apply("failing-preparation", data=data)
         message = message_of(world, "failing-preparation", "Failed", "PrepareFailed")
-    finally:
-        world.api.delete("Stage", None, "preparation-fails")
     assert "no file matches /nowhere/*.py (exit code 65)" in message
     assert not world.job_exists("failing-preparation")
 

@@ -1,9 +1,9 @@
 """Phases that come from what pods report: Checking, of a preparation, and Evaluating."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
+from testkit.fake_nodes import pod_stage
 from testkit.waiting import wait_until
 from tests.control_plane.test_flows import PREPARED
 from tests.control_plane.world import World
@@ -12,30 +12,11 @@ LONGEST_DELAY = 3_600_000
 """Milliseconds."""
 
 
-@contextmanager
-def preparation_goes_on(world: World, name: str) -> Iterator[None]:
+def preparation_goes_on(world: World, name: str) -> AbstractContextManager[None]:
     """Let KWOK complete the pods that prepare the data of a recipe only afterwards."""
-    stage = f"{name}-goes-on"
     labels = {"megatron.training/recipe": name, "megatron.training/role": "prepare"}
-    running = [{"key": ".status.phase", "operator": "In", "values": ["Running"]}]
-    world.api.apply(
-        {
-            "apiVersion": "kwok.x-k8s.io/v1alpha1",
-            "kind": "Stage",
-            "metadata": {"name": stage},
-            "spec": {
-                "resourceRef": {"apiGroup": "v1", "kind": "Pod"},
-                "selector": {"matchLabels": labels, "matchExpressions": running},
-                "weight": 1_000_000,
-                "delay": {"durationMilliseconds": LONGEST_DELAY},
-                "next": {"statusTemplate": "phase: Running\n"},
-            },
-        }
-    )
-    try:
-        yield
-    finally:
-        world.api.delete("Stage", None, stage)
+    delay = {"durationMilliseconds": LONGEST_DELAY}
+    return pod_stage(world.api, f"{name}-goes-on", labels, "Running", "phase: Running\n", delay=delay)
 
 
 def running_pod(world: World, prefix: str) -> str | None:

@@ -26,6 +26,7 @@ from megatron_operator.catalog import (
     latents,
     overlaps,
     performance_options,
+    positions,
     schedule,
     scheduling,
 )
@@ -206,11 +207,11 @@ def _complete(
     model, training = merged["model"], merged["training"]
     if entry is None or entry.engine == "megatron":
         data.complete_data(merged["data"], model, found)
-        _check_positions(model, training, found)
+        positions.check(model, training, found)
     elif entry.leaves_sizes_open:
-        _check_positions(model, training, found)
+        positions.check(model, training, found)
     elif entry.starts:
-        _check_positions_of_bridge(entry, merged, found)
+        positions.check_of_bridge(entry, merged, found)
     missing = _missing(merged, entry)
     found.extend(missing)
     schedule.resolve_length(training, found)
@@ -301,46 +302,6 @@ def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> li
         message = "the length of the run is not set (trainTokens, trainIters or trainSamples)"
         errors.append(FieldError("spec.training.trainTokens", message, fix))
     return errors
-
-
-def _check_positions(model: dict[str, Any], training: Settings, found: Diagnostics) -> None:
-    """Fill in maxPositionEmbeddings, and check that the sequence is not longer."""
-    seq_length = training.get("seqLength")
-    if seq_length is None:
-        return
-    if "maxPositionEmbeddings" not in model:
-        model["maxPositionEmbeddings"] = seq_length
-        found.origin("model.maxPositionEmbeddings", "training.seqLength")
-    longest = model["maxPositionEmbeddings"]
-    if seq_length > longest:
-        found.error(
-            "spec.training.seqLength",
-            f"{seq_length} is above model.maxPositionEmbeddings {longest}",
-            f"set seqLength to at most {longest}, or model.maxPositionEmbeddings to {seq_length}",
-        )
-
-
-def _check_positions_of_bridge(entry: Entry, merged: Mapping[str, Settings], found: Diagnostics) -> None:
-    """Check that the sequence is not longer than the positions of a model that Megatron-Bridge builds.
-
-    A note where it may be: packed samples, each with positions from 0, and an existing model, whose own
-    `config.json` counts.
-    """
-    longest = merged["model"].get("maxPositionEmbeddings")
-    seq_length = merged["training"].get("seqLength")
-    if entry.model.diffusion is not None or longest is None or seq_length is None or seq_length <= longest:
-        return
-    above = f"{seq_length} is above the {longest} positions of {entry.name}'s model"
-    if merged["data"].get("packing"):
-        found.note(f"training.seqLength {above}: no sample that is packed should be longer than these")
-    elif entry.fine_tunes:
-        found.note(
-            f"training.seqLength {above} in the catalog: that of the run must have as many"
-            " (max_position_embeddings in its config.json)"
-        )
-    else:
-        fix = f"set at most {longest}, or choose a recipe of a model with more positions"
-        found.error("spec.training.seqLength", above, fix)
 
 
 def _data_volume(merged: Settings, platform: PlatformConfig, found: Diagnostics) -> DataSpec:

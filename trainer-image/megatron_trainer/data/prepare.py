@@ -11,7 +11,6 @@ With --sources instead of --source it prepares what `data.sources` of a recipe l
 with --chats, --images, --sound or --media what to fine-tune on (chats_command.py).
 """
 
-import argparse
 import codecs
 import errno
 import json
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,124 +29,18 @@ from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
 from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.prepare_options import PrepareOptions, parse_options, split_flags
 from megatron_trainer.secret_values import name_secret_variables, scrub
 from megatron_trainer.volume_paths import left_volume
 
 _BLOCK = 1 << 20
 _PROGRESS_SECONDS = 5.0
-# Byte-level BPE has 256 bytes and the end-of-text token; below that there are no merges.
-MIN_VOCABULARY = 257
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """The command line. `include` are globs under `source`; without `megatron_flags` no index is built.
-
-    Without `tokenizer_vocab_size` none is trained: `tokenizer_dir` must have one.
-    """
-
-    source: Path
-    include: tuple[str, ...]
-    output_prefix: Path
-    tokenizer_dir: Path
-    tokenizer_vocab_size: int | None
-    append_eod: bool
-    workers: int
-    megatron_flags: tuple[str, ...] = ()
-
-    @property
-    def data(self) -> Path:
-        """The prefix for Megatron's --data-path."""
-        return self.output_prefix.with_name(self.output_prefix.name + "_text_document")
-
-    @property
-    def marker(self) -> Path:
-        """The file that marks the result as finished."""
-        return self.output_prefix.with_name(self.output_prefix.name + ".prepared.json")
-
-    def settings(self) -> dict[str, object]:
-        """Return the options that the result depends on."""
-        settings: dict[str, object] = {
-            "source": str(self.source),
-            "include": list(self.include),
-            "tokenizerDir": str(self.tokenizer_dir),
-            "appendEod": self.append_eod,
-        }
-        if self.tokenizer_vocab_size is not None:
-            settings["tokenizerVocabSize"] = self.tokenizer_vocab_size
-        return settings
 
 
 def _log(text: str) -> None:
     # A name that is not UTF-8 must not end the worker.
     shown = text.encode(errors="backslashreplace").decode()
     print(f"megatron-prepare: {shown}", flush=True)
-
-
-def parse_options(argv: Sequence[str]) -> PrepareOptions:
-    """Parse the command line. Raises PreparationError with USAGE."""
-    parser = argparse.ArgumentParser(
-        prog="megatron-prepare",
-        description="Build a corpus that Megatron trains on.",
-        epilog="After --: Megatron's flags for the data of a run, whose index is then built too.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--source", type=Path, required=True, help="folder with the text files")
-    parser.add_argument(
-        "--include", action="append", help="glob under the source; may be repeated (default **/*)"
-    )
-    parser.add_argument("--output-prefix", type=Path, required=True, help="path prefix of the output files")
-    parser.add_argument(
-        "--tokenizer-dir",
-        type=Path,
-        required=True,
-        help="directory of the tokenizer, with tokenizer.json",
-    )
-    parser.add_argument(
-        "--tokenizer-vocab-size",
-        type=int,
-        help="train a tokenizer of this many entries if the directory has none; without it that is an error",
-    )
-    parser.add_argument(
-        "--append-eod", action="store_true", help="append the end-of-text token to each document"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="tokenizer threads (default: all CPUs)"
-    )
-    parser.exit_on_error = False
-    own, megatron_flags = split_flags(argv)
-    try:
-        args, unknown = parser.parse_known_args(own)
-    except argparse.ArgumentError as error:
-        raise PreparationError(ExitCode.USAGE, str(error)) from error
-    if unknown:
-        raise PreparationError(
-            ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}; see megatron-prepare --help"
-        )
-    if args.tokenizer_vocab_size is not None and args.tokenizer_vocab_size < MIN_VOCABULARY:
-        raise PreparationError(
-            ExitCode.USAGE,
-            f"--tokenizer-vocab-size is {args.tokenizer_vocab_size}; set at least {MIN_VOCABULARY}",
-        )
-    if args.workers < 1:
-        raise PreparationError(ExitCode.USAGE, f"--workers is {args.workers}; set 1 or more")
-    return PrepareOptions(
-        args.source,
-        tuple(args.include or ["**/*"]),
-        args.output_prefix,
-        args.tokenizer_dir,
-        args.tokenizer_vocab_size,
-        args.append_eod,
-        args.workers,
-        tuple(megatron_flags),
-    )
-
-
-def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words before `--` and those after it."""
-    words = list(argv)
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
 
 
 def find_files(options: PrepareOptions) -> list[Path]:

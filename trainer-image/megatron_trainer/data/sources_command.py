@@ -22,7 +22,8 @@ from megatron_trainer.data.check import parse_needs
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.prepare import build_index, split_flags, use_threads
+from megatron_trainer.data.prepare import build_index, use_threads
+from megatron_trainer.data.prepare_options import split_flags
 from megatron_trainer.data.sources import parse_sources
 from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.volume_paths import left_volume

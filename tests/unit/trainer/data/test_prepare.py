@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import prepare, tokenizer
-from megatron_trainer.data.prepare import PreparationError
+from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.prepare_options import PrepareOptions, parse_options
 from megatron_trainer.volume_paths import left_volume
 
 TEXTS = {
@@ -33,9 +34,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def options(source: Path, *extra: str) -> prepare.PrepareOptions:
+def options(source: Path, *extra: str) -> PrepareOptions:
     out = source.parent / "data"
-    return prepare.parse_options(
+    return parse_options(
         [
             *("--source", str(source), "--include", "**/*.py"),
             *("--output-prefix", str(out / "code"), "--tokenizer-dir", str(out / "tokenizer")),
@@ -207,7 +208,7 @@ def test_a_pod_that_is_deleted_ends_at_once() -> None:
 
 
 def test_without_a_matching_file_the_globs_are_named(source: Path) -> None:
-    requested = prepare.parse_options(
+    requested = parse_options(
         [
             *("--source", str(source), "--include", "*.rs", "--include", "*.go"),
             *("--output-prefix", "x", "--tokenizer-dir", "y"),
