@@ -96,11 +96,11 @@ bench-goodput: setup ## Simulate the goodput of 16,384 GPUs through 466 interrup
 	@$(PY) -m bench.goodput
 
 .PHONY: bench-recovery
-bench-recovery: setup ## Measure recovery beside plain PyTorchJob and torchrun; BENCH="--keep" adds missing trials
+bench-recovery: setup-trainer ## Measure recovery beside plain PyTorchJob and torchrun; BENCH="--keep" adds missing trials
 	@$(PY) -m bench.recovery $(BENCH)
 
 .PHONY: bench-plain
-bench-plain: setup ## Inject the fault table into a plain PyTorchJob and record the outcome; BENCH="--keep"
+bench-plain: setup-trainer ## Inject the fault table into a plain PyTorchJob and record the outcome; BENCH="--keep"
 	@$(PY) -m bench.plain_rows $(BENCH)
 
 .PHONY: bench-prepare
@@ -175,23 +175,23 @@ protocol: setup-trainer ## Explore the recovery protocol with more faults than `
 	@MEGATRON_PROTOCOL=all $(PY) -m pytest -q -rP tests/protocol
 
 .PHONY: test-jobset
-test-jobset: setup ## Test the JobSet backend with JobSet's controller, which is built first (minutes)
+test-jobset: setup-trainer ## Test the JobSet backend with JobSet's controller, which is built first (minutes)
 	@$(PY) -m pytest -q --tb short tests/control_plane/test_jobset.py
 
 .PHONY: test-trainjob
-test-trainjob: setup ## Test the TrainJob backend with the controllers of Kubeflow Trainer and JobSet (minutes)
+test-trainjob: setup-trainer ## Test the TrainJob backend with the controllers of Kubeflow Trainer and JobSet (minutes)
 	@$(PY) -m pytest -q --tb short tests/control_plane/test_trainjob.py
 
 .PHONY: control-plane-jobset
-control-plane-jobset: setup ## The tests of the control plane with runs on JobSet (not in `make test`)
+control-plane-jobset: setup-trainer ## The tests of the control plane with runs on JobSet (not in `make test`)
 	@MEGATRON_CONTROL_PLANE_BACKEND=jobset $(PY) -m pytest -q --tb short tests/control_plane
 
 .PHONY: control-plane-trainjob
-control-plane-trainjob: setup ## The same with runs on TrainJob
+control-plane-trainjob: setup-trainer ## The same with runs on TrainJob
 	@MEGATRON_CONTROL_PLANE_BACKEND=trainjob $(PY) -m pytest -q --tb short tests/control_plane
 
 .PHONY: test-kueue
-test-kueue: setup ## Test runs in queues with Kueue's controller, which is built first (minutes)
+test-kueue: setup-trainer ## Test runs in queues with Kueue's controller, which is built first (minutes)
 	@$(PY) -m pytest -q --tb short tests/control_plane/test_kueue.py
 
 .PHONY: fuzz
@@ -224,7 +224,7 @@ weights-table: setup-bridge ## Write the table of families into docs/weights.md
 	@.venv-bridge/bin/python -m bench.weights --write
 
 .PHONY: fine-tuning
-fine-tuning: setup ## Fine-tune on the local cluster: weights in, faults, merged weights out; builds Bridge's image (root)
+fine-tuning: setup-trainer ## Fine-tune on the local cluster: weights in, faults, merged weights out; builds Bridge's image (root)
 	@$(PY) -m pytest -q -s tests/fine_tuning
 
 .PHONY: soak
