@@ -45,7 +45,7 @@ BRIDGE_TRAINER = Image(
     "megatron-trainer-bridge-cpu",
     TRAINER.dockerfile,
     TRAINER.context,
-    (("REQUIREMENTS", "requirements-bridge-run.txt"), _BRIDGE),
+    (("BRIDGE_PACKAGES", "requirements-bridge-run.txt"), _BRIDGE),
 )
 GPU_TRAINER = Image("megatron-trainer-gpu", "trainer-image/Dockerfile.gpu", ".")
 BRIDGE_GPU_TRAINER = Image(

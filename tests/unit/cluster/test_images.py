@@ -100,3 +100,15 @@ def test_build_arguments_of_an_image_are_those_of_its_dockerfile() -> None:
         for name, value in image.arguments:
             assert f"\nARG {name}=" in text
             assert (CHECKOUT / "trainer-image" / value).exists()
+
+
+def pins(name: str) -> set[str]:
+    """`package==version` of each package of a list of requirements, with its marker."""
+    lines = (CHECKOUT / "trainer-image" / name).read_text().splitlines()
+    return {line.removesuffix(" \\") for line in lines if line[:1].isalnum()}
+
+
+def test_bridges_image_replaces_no_package_of_the_layers_that_both_images_have() -> None:
+    shared, with_bridge = pins("requirements-cpu.txt"), pins("requirements-bridge-run.txt")
+    assert len(shared) > 50
+    assert shared <= with_bridge
