@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from testkit.weights.families import disturb_vectors
+from testkit.weights.disturbed import disturb_vectors
 
 COLOURS = {
     "red": (200, 30, 30),

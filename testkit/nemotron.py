@@ -8,7 +8,7 @@ from typing import Any, Final
 from testkit import image_text, sound_text
 from testkit.image_models import ImageFamily
 from testkit.image_text import VOCABULARY
-from testkit.weights.families import disturb_vectors
+from testkit.weights.disturbed import disturb_vectors
 from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_H
 
 OF_IMAGES: Final = "NemotronH_Nano_VL_V2"

@@ -42,7 +42,7 @@ def write_model(folder: Path, dtype: str = "bfloat16") -> Any:
     import torch
     import transformers
 
-    from testkit.weights.families import disturb_vectors
+    from testkit.weights.disturbed import disturb_vectors
 
     tokenizer = write_tokenizer(folder, SPECIAL, template=TEMPLATE)
     config = transformers.Qwen2AudioConfig(

@@ -8,6 +8,7 @@ from typing import Any
 
 from testkit.weights import deepseek_v4
 from testkit.weights.deepseek_v4 import DEEPSEEK_V4, SHORT_ENTRIES
+from testkit.weights.disturbed import disturb_vectors
 from testkit.weights.falcon import FALCON_H1
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, write_prediction
 from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_5_LIGHTNING, NEMOTRON_3_SUPER, NEMOTRON_H
@@ -237,17 +238,6 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
         write.get(family.prefix, _write_prediction)(family, folder)
     write_tokenizer(folder)
     return model
-
-
-def disturb_vectors(model: Any) -> None:
-    """Add noise to norms, biases and sinks, which are trivial in a new model: a mix-up would go unseen."""
-    import torch
-
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for value in model.state_dict().values():
-            if value.dim() == 1 and value.is_floating_point():
-                value.add_(0.05 * torch.randn(value.shape, generator=generator))
 
 
 def _write_prediction(family: Family, folder: Path) -> None:

@@ -8,10 +8,16 @@ from localcluster.images import BRIDGE_TRAINER
 from testkit import image_text
 from testkit.errors import CommandFailedError
 from testkit.kubectl import Kubectl
+from testkit.weights import disturbed
 
 SCRIPTS = "scripts"
 NAMES = ("model_and_answers", "merged_losses", "loss_of_chats", "loss_of_texts", "loss_of_pictures")
-FILES = [*(Path(__file__).with_name(f"{name}.py") for name in NAMES), Path(image_text.__file__)]
+FILES = {
+    **{f"{name}.py": Path(__file__).with_name(f"{name}.py") for name in NAMES},
+    "image_text.py": Path(image_text.__file__),
+    "testkit/weights/disturbed.py": Path(disturbed.__file__),
+}
+"""Scripts and what they import, by their places in the folder that python imports from."""
 
 
 def scripts() -> dict[str, Any]:
@@ -20,8 +26,12 @@ def scripts() -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": SCRIPTS},
-        "data": {path.name: path.read_text() for path in FILES},
+        "data": {_key(place): path.read_text() for place, path in FILES.items()},
     }
+
+
+def _key(place: str) -> str:
+    return place.replace("/", "-")
 
 
 def output_of(kubectl: Kubectl, name: str, *command: str) -> str:
@@ -33,6 +43,7 @@ def output_of(kubectl: Kubectl, name: str, *command: str) -> str:
     volumes: list[dict[str, Any]] = [
         {"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims
     ]
+    items = [{"key": _key(place), "path": place} for place in FILES]
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -41,7 +52,7 @@ def output_of(kubectl: Kubectl, name: str, *command: str) -> str:
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000},
-            "volumes": [*volumes, {"name": SCRIPTS, "configMap": {"name": SCRIPTS}}],
+            "volumes": [*volumes, {"name": SCRIPTS, "configMap": {"name": SCRIPTS, "items": items}}],
             "containers": [
                 {
                     "name": "command",
