@@ -23,6 +23,10 @@ run_local_cluster_and_trainer() {
     layer "local cluster: two nodes with kubelets" $python -m localcluster up
     layer "images of the operator and the trainer, loaded into the nodes" $python -m localcluster images
     layer "faults: kubelets, containers, training, injected faults" $python -m pytest -q tests/faults
+    layer "image of the trainer with Megatron-Bridge, loaded into the nodes" \
+        $python -m localcluster images megatron-trainer-bridge-cpu
+    layer "fine-tuning: weights in, chats, experts, injected faults, weights out" \
+        $python -m pytest -q -s -m "not fine_tuning_only" tests/fine_tuning
     $python -m localcluster down # frees two kubelets' and a control plane's share of the processor
     layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 }

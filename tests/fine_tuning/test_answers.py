@@ -44,7 +44,11 @@ def kill_a_pod(kubectl: Kubectl, pod: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kill", "interruption"), [("lora", kill_a_pod, "pod"), ("sft", kill_a_rank, "rank")]
+    ("mode", "kill", "interruption"),
+    [
+        pytest.param("lora", kill_a_pod, "pod", marks=pytest.mark.fine_tuning_only),
+        ("sft", kill_a_rank, "rank"),
+    ],
 )
 def test_a_run_with_a_fault_gives_the_weights_of_an_undisturbed_one(
     mode: str, kill: Callable[[Kubectl, str], None], interruption: str, kubectl: Kubectl

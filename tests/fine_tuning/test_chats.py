@@ -1,6 +1,7 @@
 """The README's recipe on the local cluster: chats prepared by two pods, LoRA, merged weights."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,28 +83,34 @@ def kill_a_pod_that_prepares(kubectl: Kubectl, run: TrainingRun) -> None:
     wait_until("the replacement of the pod", replaced)
 
 
-def test_chats_prepared_and_trained_with_faults_give_the_loss_of_transformers(
-    kubectl: Kubectl, tmp_path: Path
-) -> None:
-    undisturbed = TrainingRun(kubectl, second_recipe(tmp_path, "undisturbed-chats", "same-chats"))
-    undisturbed.apply()
-    expected = finished(undisturbed)
-    undisturbed.delete()
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run of the recipe that has succeeded."""
 
-    run = TrainingRun(kubectl, second_recipe(tmp_path, "chats", "chats"))
+    run: TrainingRun
+    losses: dict[int, set[float]]
+    """By iteration; of iterations that were repeated, all."""
+
+
+@pytest.fixture(scope="module")
+def disturbed(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """The run of which a pod that prepares is killed, and then a rank."""
+    run = TrainingRun(kubectl, second_recipe(tmp_path_factory.mktemp("recipe"), "chats", "chats"))
     run.apply()
     kill_a_pod_that_prepares(kubectl, run)
     run.wait(lambda status: (status.checkpoint or 0) >= SAVE_INTERVAL, LONG_DEADLINE)
     kill_a_rank(kubectl, f"{run.name}-worker-0")
-    assert finished(run) == expected
-    assert interruptions(kubectl, run) == ["rank"]
+    return FinishedRun(run, finished(run))
 
-    hashes = [
-        output_of(kubectl, f"hash-{name}", "sh", "-c", HASH, name).split()
-        for name in (undisturbed.name, run.name)
-    ]
-    assert len(hashes[0]) == 2, "training.jsonl and validation.jsonl"
-    assert hashes[0] == hashes[1], "the killed pod changed nothing"
+
+def test_chats_prepared_and_trained_with_faults_give_the_loss_of_transformers(
+    kubectl: Kubectl, disturbed: FinishedRun
+) -> None:
+    run = disturbed.run
+    assert interruptions(kubectl, run) == ["rank"]
+    assert sorted(disturbed.losses) == list(range(1, run.train_iters + 1))
+    different = {iteration: each for iteration, each in disturbed.losses.items() if len(each) > 1}
+    assert not different, "every repeated iteration has the loss that it had before"
 
     recipe = kubectl.get("megatronrecipe", run.name) or {}
     by_megatron = recipe["status"]["validation"]["loss"]
@@ -113,3 +120,18 @@ def test_chats_prepared_and_trained_with_faults_give_the_loss_of_transformers(
     print(f"held-back chats: {before:.4f} before, {after:.4f} after, {by_megatron:.4f} by Megatron")
     assert after < before
     assert after == pytest.approx(by_megatron, rel=1e-3), "Megatron computes in bfloat16"
+
+
+@pytest.mark.fine_tuning_only
+def test_the_faults_change_neither_the_prepared_chats_nor_a_loss(
+    kubectl: Kubectl, disturbed: FinishedRun, tmp_path: Path
+) -> None:
+    undisturbed = TrainingRun(kubectl, second_recipe(tmp_path, "undisturbed-chats", "same-chats"))
+    undisturbed.apply()
+    assert finished(undisturbed) == disturbed.losses
+    hashes = [
+        output_of(kubectl, f"hash-{name}", "sh", "-c", HASH, name).split()
+        for name in (undisturbed.name, disturbed.run.name)
+    ]
+    assert len(hashes[0]) == 2, "training.jsonl and validation.jsonl"
+    assert hashes[0] == hashes[1], "the killed pod changed nothing"

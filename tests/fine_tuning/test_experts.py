@@ -1,10 +1,16 @@
 """A model with experts on the local cluster: imported, trained in two layouts, exported."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from testkit.kubectl import Kubectl
+import pytest
+
+from testkit.installation import OPERATOR_NAMESPACE
+from testkit.kubectl import Kubectl, find_tool
 from testkit.training_run import TrainingRun
 from testkit.waiting import LONG_DEADLINE
 from tests.fine_tuning.cluster import finished, interruptions, kill_a_rank
@@ -20,6 +26,65 @@ def status_of(kubectl: Kubectl, run: TrainingRun) -> dict[str, Any]:
     return dict((kubectl.get("megatronrecipe", run.name) or {})["status"])
 
 
+def losses_of_texts(kubectl: Kubectl, name: str, exported: str) -> tuple[float, float]:
+    """The loss of transformers on texts, of the model that was imported and of the exported one."""
+    folders = (MODEL, exported)
+    command = ("python", "/scripts/loss_of_texts.py", "/data/texts/questions.jsonl", *folders)
+    before, after = json.loads(output_of(kubectl, name, *command).splitlines()[-1]).values()
+    return before, after
+
+
+def reshard(kubectl: Kubectl, run: TrainingRun, folder: Path, *options: str) -> str:
+    """Change the layout of a run with the CLI, and return what it printed. Raises CalledProcessError."""
+    of_operator = Kubectl(kubectl.kubeconfig, OPERATOR_NAMESPACE)
+    platform = folder / "platform.yaml"
+    platform.write_text((of_operator.get("configmap", "megatron-platform") or {})["data"]["platform.yaml"])
+    command: list[str | Path] = [Path(sys.executable).with_name("megatron"), "reshard", run.name, *options]
+    command += ["--platform", platform, "--namespace", kubectl.namespace, "--kubeconfig", kubectl.kubeconfig]
+    path = f"{Path(find_tool('kubectl')).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+
+
+def test_experts_resharded_half_way_are_exported_with_a_lower_loss(kubectl: Kubectl, tmp_path: Path) -> None:
+    run = TrainingRun(kubectl, RECIPE, "half-way")
+    exported = f"{EXPORTED}-{run.name}"
+    spec = run.manifest["spec"]
+    spec["training"] |= {"trainIters": 80, "evalInterval": 80}
+    spec["data"]["maxEpochs"] = 2
+    spec["export"] = {"huggingFace": {"path": exported}}
+    run.apply()
+    run.wait(lambda status: (status.checkpoint or 0) >= SAVE_INTERVAL, LONG_DEADLINE)
+    # A CPU has no sequence parallelism, which experts need at TP above 1.
+    print(reshard(kubectl, run, tmp_path, "--pipeline-model-parallel-size", "2", "--gpus", "4"))
+    resharded_at = run.status().iteration or 0
+    added = f"{run.name}-worker-2"
+    run.wait(
+        lambda status: (
+            status.phase == "Training"
+            and (status.iteration or 0) > resharded_at
+            and kubectl.get("pod", added) is not None
+        ),
+        LONG_DEADLINE,
+    )
+    plan = status_of(kubectl, run)["plan"]
+    sizes = ("pipelineModelParallelSize", "expertModelParallelSize", "dataParallelSize")
+    assert [plan[size] for size in sizes] == [2, 2, 2]
+    kill_a_rank(kubectl, added)
+    losses = finished(run)
+
+    assert sorted(losses) == list(range(1, run.train_iters + 1))
+    # Pipeline stages add in another order.
+    assert all(max(each) == pytest.approx(min(each), rel=1e-4) for each in losses.values())
+    assert interruptions(kubectl, run)[-1] == "rank"
+    status = status_of(kubectl, run)
+    assert (status["imported"]["source"], status["exported"]["path"]) == (MODEL, exported)
+    before, after = losses_of_texts(kubectl, "loss-half-way", exported)
+    print(f"experts: loss of texts {before:.3f} before, {after:.3f} after")
+    assert after < before
+
+
+@pytest.mark.fine_tuning_only
 def test_experts_trained_in_two_layouts_are_exported_with_a_lower_loss(kubectl: Kubectl) -> None:
     first = TrainingRun(kubectl, RECIPE)
     first.apply()
@@ -48,11 +113,7 @@ def test_experts_trained_in_two_layouts_are_exported_with_a_lower_loss(kubectl: 
     assert max(continued[1]) < min(beginning[1])
     exported = status_of(kubectl, second)["exported"]
     assert (exported["source"], exported["path"]) == (f"/checkpoints/{second.name}", EXPORTED)
-    losses = output_of(
-        kubectl, "loss-of-texts", "python", "/scripts/loss_of_texts.py", "/data/texts/questions.jsonl",
-        MODEL, EXPORTED,
-    )  # fmt: skip
-    before, after = json.loads(losses.splitlines()[-1]).values()
+    before, after = losses_of_texts(kubectl, "loss-of-texts", EXPORTED)
     ends = [min(run[iteration]) for run in (beginning, continued) for iteration in (1, first.train_iters)]
     print(f"experts: loss of texts {before:.3f} before, {after:.3f} after; of iterations {ends}")
     assert after < before

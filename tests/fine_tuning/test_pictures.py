@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from testkit.kubectl import Kubectl
 from testkit.training_run import TrainingRun
 from testkit.waiting import LONG_DEADLINE
@@ -12,6 +14,7 @@ from tests.fine_tuning.pods import output_of
 SAVE_INTERVAL = 10
 
 
+@pytest.mark.fine_tuning_only
 def test_a_vision_language_model_learns_colours_though_a_rank_is_killed(kubectl: Kubectl) -> None:
     output_of(kubectl, "make-pictures", "python", "/scripts/image_text.py", "/data")
     run = TrainingRun(kubectl, Path(__file__).with_name("pictures.yaml"), "pictures")
