@@ -203,7 +203,9 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	@MEGATRON_BRIDGE_TRAINING=1 $(PY) -m pytest -q tests/bridge/test_training.py
 	@MEGATRON_BRIDGE_TRAINING=1 .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge.py \
 	  tests/trainer/test_bridge_families.py tests/trainer/test_bridge_pretraining.py \
-	  tests/trainer/test_weights.py tests/trainer/test_chats.py tests/trainer/test_own_loop_conversions.py \
+	  tests/trainer/test_bridge_layouts.py tests/trainer/test_bridge_starts.py tests/trainer/test_check_root.py \
+	  tests/trainer/test_weights.py \
+	  tests/trainer/test_chats.py tests/trainer/test_sample_blend.py tests/trainer/test_own_loop_conversions.py \
 	  tests/trainer/test_hub_weights.py \
 	  tests/trainer/test_image_text.py tests/trainer/test_frozen_parts.py tests/trainer/test_sound_text.py \
 	  tests/trainer/test_omni.py tests/trainer/test_nemotron_media.py tests/trainer/test_step_layers.py \

@@ -6,6 +6,7 @@ With the arguments that the operator renders, on two ranks, and resumed with the
 import importlib.util
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from megatron_contract.exit_codes import ExitCode
 from testkit.pretrained import CASES, PretrainingCase
 from testkit.weights.families import by_name, write_model
 from testkit.weights.warm import WarmConverter
+from tests.trainer import text_corpus
 from tests.trainer.bridge_run import LENGTH, RecipeGang
 from tests.trainer.warm_process import WarmProcess
 
@@ -180,6 +182,67 @@ def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     assert [each["iteration"] for each in evaluated][:2] == [3, 6]
 
 
+@pytest.mark.parametrize("recipe", ["nemotron-h-4b", "k-exaone-236b-a23b", "qwen3.5-35b-a3b"])
+def test_an_elastic_run_goes_on_in_another_layout_with_its_optimizer(
+    recipe: str, tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess
+) -> None:
+    """From TP 2 or EP 2 to PP 2. Experts that are not split have no optimizer of their own."""
+    case = next(case for case in CASES if case.recipe == recipe)
+    sizes = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 2}
+    sizes |= {"expertModelParallelSize": 1} if "expertModelParallelSize" in case.parallelism else {}
+
+    def run(iterations: int, **changed: int) -> PretrainingGang:
+        settings = {
+            "parallelism": {**case.parallelism, **changed},
+            "training": _training(iterations) | {"evalIters": 0},
+            "recovery": {"elastic": {"minCount": 2}},
+        }
+        return PretrainingGang(tmp_path_factory.mktemp("run"), warm_bridge, corpus, case, **settings)
+
+    first, last = run(SAVED_EVERY), 2 * SAVED_EVERY
+    first.run_to_end()
+    same_layout, other = run(last), run(last, **sizes)
+    for gang in (same_layout, other):
+        shutil.copytree(first.save, gang.save)
+        gang.run_to_end()
+
+    expected, losses = same_layout.losses(), other.losses()
+    assert sorted(losses) == sorted(expected) == list(range(1, last + 1))
+    for iteration, (loss,) in expected.items():
+        assert losses[iteration] == [pytest.approx(loss, rel=1e-3)], iteration
+
+
+def test_a_run_starts_from_the_weights_of_another_one_in_another_layout(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess
+) -> None:
+    case = next(case for case in CASES if case.recipe == "deepseek-v2-lite")
+
+    def run(case: PretrainingCase, iterations: int, **settings: Any) -> PretrainingGang:
+        training = _training(iterations) | {"evalIters": 0}
+        folder = tmp_path_factory.mktemp("run")
+        return PretrainingGang(folder, warm_bridge, corpus, case, training=training, **settings)
+
+    first = run(case, ITERATIONS)
+    first.run_to_end()
+    init = {"modelFolder": "/data/model", "from": {"recipe": "first"}}
+    started = {"init": init, "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"claimName": "runs"}}}
+    weights = {"checkpoint.pretrained_checkpoint": str(first.save)}
+    case = replace(case, overrides={**case.overrides, **weights})
+    same_layout = run(case, 1, **started)
+    same_layout.run_to_end()
+    pipeline = {"pipelineModelParallelSize": 2, "expertModelParallelSize": 1}
+    other = run(case, 100, parallelism={**case.parallelism, **pipeline}, **started)
+    other.run_with_a_killed_rank(SAVED_EVERY + 1, until=ITERATIONS)
+
+    random_weights, (expected,) = first.losses()[1][0], same_layout.losses()[1]
+    losses = other.distinct_losses(until=ITERATIONS)
+    assert sorted(losses) == list(range(1, ITERATIONS + 1))
+    assert all(len(each) == 1 for each in losses.values()), "repeated iterations have the losses of before"
+    (loss,) = losses[1]
+    assert loss == pytest.approx(expected, rel=1e-3)
+    assert loss < random_weights - 0.1
+
+
 def test_a_dataset_that_is_missing_ends_the_run_before_it_trains(
     tmp_path: Path, corpus: Path, warm_bridge: WarmProcess
 ) -> None:
@@ -187,6 +250,24 @@ def test_a_dataset_that_is_missing_ends_the_run_before_it_trains(
     run = PretrainingGang(tmp_path, warm_bridge, corpus, CASES[0], data=data)
     run.run_to_end(int(ExitCode.BAD_DATA))
     assert "absent_text_document.bin does not exist" in run.termination(0)["message"]
+
+
+def test_a_corpus_without_a_document_for_validation_is_trained_on_where_nothing_is_evaluated(
+    tmp_path: Path, warm_bridge: WarmProcess
+) -> None:
+    texts, corpus = tmp_path / "texts", tmp_path / "corpus"
+    for folder in (texts, corpus):
+        folder.mkdir()
+    for module in ("argparse", "inspect", "tarfile"):
+        (texts / f"{module}.py").write_text((Path(os.__file__).parent / f"{module}.py").read_text())
+    text_corpus.write(corpus, texts)
+    (case,) = (case for case in CASES if case.recipe == "olmoe-7b")
+    # Of three documents 2 % are none.
+    one_dataset = _spec(case)["data"] | {"blend": [{"path": "text_text_document"}]}
+    run = PretrainingGang(tmp_path, warm_bridge, corpus, case, data=one_dataset)
+    run.run_to_end()
+
+    assert sorted(run.losses()) == [1, 2]
 
 
 def test_random_tokens_need_no_tokenizer(tmp_path: Path, corpus: Path, warm_bridge: WarmProcess) -> None:

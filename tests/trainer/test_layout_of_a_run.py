@@ -10,6 +10,10 @@ from tests.trainer.warm_process import WarmProcess
 # Without dropout, whose random numbers depend on the layout.
 MODEL = "--attention-dropout 0 --hidden-dropout 0"
 RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
+EXPERTS = (
+    "--tensor-model-parallel-size 1 --num-experts 4 --moe-router-topk 2 --expert-model-parallel-size 2 "
+    "--moe-token-dispatcher-type allgather --disable-bias-linear"
+)
 PIPELINE = ("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "2")
 
 
@@ -45,6 +49,29 @@ def test_the_layout_changes_after_one_checkpoint_of_an_elastic_run(runs: tuple[G
     for iteration, (loss,) in expected.items():
         # In float32, sums in another order.
         assert losses[iteration] == [pytest.approx(loss, rel=1e-4)], iteration
+
+
+def test_experts_that_are_no_longer_split_keep_their_optimizer(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm: WarmProcess
+) -> None:
+    """Split experts have an optimizer of their own: EP 2 has two on each rank, EP 1 one."""
+    run, same_layout = (
+        Gang(tmp_path_factory.mktemp("run"), corpus, nodes=1, warm=warm, ranks=2) for _ in range(2)
+    )
+    for gang in (run, same_layout):
+        gang.flags += f"{MODEL} {EXPERTS}".split()
+        assert until_iteration(gang, SAVE_INTERVAL, RESHARDABLE) == 0, gang.log()[-3000:]
+    last = 2 * SAVE_INTERVAL
+    whole = (*PIPELINE, "--expert-model-parallel-size", "1")
+    assert until_iteration(run, last, RESHARDABLE, *whole) == 0, run.log()[-3000:]
+    # And back again.
+    assert until_iteration(run, last + 2, RESHARDABLE) == 0, run.log()[-3000:]
+
+    assert until_iteration(same_layout, last + 2, RESHARDABLE) == 0, same_layout.log()[-3000:]
+    expected, losses = same_layout.losses(), run.losses()
+    assert sorted(losses) == sorted(expected)
+    for iteration, (loss,) in expected.items():
+        assert losses[iteration] == [pytest.approx(loss, rel=1e-3)], iteration
 
 
 def test_ranks_of_one_replica_rewrite_a_checkpoint_for_any_layout_without_a_step(

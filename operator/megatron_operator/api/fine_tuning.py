@@ -101,7 +101,7 @@ class WeightsSource(ApiModel):
     """A checkpoint of Megatron."""
     recipe: Annotated[Name, Field(min_length=1)] | None = None
     """Another recipe of the namespace that has succeeded: weights of its newest checkpoint, in any layout.
-    Both keep their checkpoints on one claim; not for mode `lora`."""
+    Both keep their checkpoints on one claim. Adapters are trained further, or merged to train all weights."""
     hugging_face: HuggingFaceSource | None = None
     """A Hugging Face model, which a Job imports first, as `<path>-megatron` beside it."""
 

@@ -11,7 +11,7 @@ from megatron_operator.catalog.entry import Entry
 
 TOKENIZER: Final = "HuggingFaceTokenizer"
 _DATA: Final = frozenset(
-    {"volume", "mockData", "blend", "sources", "prepare", "split", "maxEpochs"}
+    {"volume", "mockData", "blend", "sources", "prepare", "split", "maxEpochs", "check"}
     | {"dataloaderType", "numWorkers", "tokenizer"}
 )
 _LEAVE: Final = "leave it out"
@@ -20,23 +20,24 @@ _LEAVE: Final = "leave it out"
 def refused_settings(
     spec: MegatronRecipeSpec, entry: Entry, recipes: Collection[str]
 ) -> Iterator[FieldError]:
-    """Errors of settings that a function does not take which trains from random weights.
+    """Errors of settings that a function does not take which pretrains.
 
-    `recipes`: names of the catalog, among which the one that trains its weights further may be.
+    `recipes`: names of the catalog, among which the one that imports and exports weights may be.
 
     Those that no function takes: `fine_tuning.refused_settings`.
     """
-    if spec.init is not None and spec.init.source is not None:
-        message = f"is not passed to Megatron-Bridge: {entry.name} starts from random weights"
-        yield FieldError("spec.init.from", message, _fix(entry, recipes))
+    model = spec.init.source.hugging_face if spec.init and spec.init.source else None
+    if model is not None:
+        starts = "from random weights, or from a checkpoint of Megatron-Bridge"
+        message = f"is not imported: {entry.name} starts {starts}"
+        fix = f"set init.from.recipe or init.from.megatron.path, {_fix(entry, recipes)}"
+        yield FieldError(f"spec.{model.field}", message, fix)
     if spec.init is not None and spec.init.model_folder is not None and not reads_model_folder(entry):
         message = f"has no effect: the function of {entry.name} has the architecture itself"
         fix = "leave it out; data.tokenizer.tokenizerModel names the tokenizer"
         yield FieldError("spec.init.modelFolder", message, fix)
     if spec.export is not None:
-        result = (
-            "pretrained by Megatron-Bridge from random weights, and its result is a checkpoint of Megatron"
-        )
+        result = "pretrained by Megatron-Bridge, and its result is a checkpoint of Megatron"
         message = f"is not available: {entry.name} is {result}"
         yield FieldError("spec.export", message, _fix(entry, recipes))
     asked: dict[str, Any] = spec.data.wire() if spec.data else {}
@@ -55,7 +56,7 @@ def refused_settings(
 
 
 def _fix(entry: Entry, recipes: Collection[str]) -> str:
-    """The recipe that starts from weights of the same model, and exports them."""
+    """The recipe that imports weights of the same model, and exports them."""
     tuned = f"{entry.name}-sft"
     if tuned in recipes:
         return f"{_LEAVE}, or set recipe: {tuned}"

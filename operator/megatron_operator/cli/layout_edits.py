@@ -122,8 +122,6 @@ class LayoutEdits:
         """
         status = StatusBuilder.of(self._edited(), 0.0)
         shrunk = self._status.recovery.elastic
-        if self.must_save:
-            self._refuse_without_elastic(config)
         try:
             desired = _desired(status, config)
         except InvalidRecipeError as refused:
@@ -138,17 +136,6 @@ class LayoutEdits:
             raise InvalidRecipeError(conflicts)
         dims = ParallelDims.of_plan(desired.plan).describe(("tp", "pp", "cp", "ep", "dp"))
         return f"{dims} on {desired.plan.world_size} x {desired.run.resolved.accelerator_type}"
-
-    def _refuse_without_elastic(self, config: Config) -> None:
-        """Raise InvalidRecipeError, with the ways that are left, for a run that cannot be elastic."""
-        edited = copy.deepcopy(self._recipe)
-        merge(edited["spec"], self.last())
-        if self._elastic is None:
-            (edited["spec"].get("recovery") or {}).pop("elastic", None)
-        status = StatusBuilder.of(edited, 0.0)
-        desired = _desired(status, config)
-        if desired.run.resolved.engine == "bridge" or desired.run.resolved.peft is not None:
-            raise InvalidRecipeError(checkpoint_conflicts(status, desired))
 
 
 def _desired(status: StatusBuilder, config: Config) -> DesiredState:

@@ -51,7 +51,10 @@ DISTRIBUTED: Final = frozenset({"--use-distributed-optimizer", "ddp.use_distribu
 """Arguments of both engines by which ranks share the optimizer states."""
 NEXT_CHECKPOINT: Final = "fromNextCheckpoint"
 """Value of RESHARDABLE after `recovery.elastic` was added to a run: what it saved before stays as it is."""
-FULLY_RESHARDABLE_FLAG: Final = "--dist-ckpt-optim-fully-reshardable"
+FULLY_RESHARDABLE: Final = frozenset(
+    {"--dist-ckpt-optim-fully-reshardable", "checkpoint.dist_ckpt_optim_fully_reshardable=true"}
+)
+"""Arguments of both engines by which checkpoints have the optimizer states for any layout."""
 
 
 def checkpoint_contract(
@@ -83,7 +86,7 @@ def checkpoint_contract(
         if resolved.init.source is not None:
             # Checkpoints hold adapters only: a restart takes the frozen weights from there again.
             fixed["init.from.megatron.path"] = resolved.init.source.checkpoint
-    fixed[RESHARDABLE] = not DISTRIBUTED & set(megatron_args) or FULLY_RESHARDABLE_FLAG in megatron_args
+    fixed[RESHARDABLE] = not DISTRIBUTED & set(megatron_args) or bool(FULLY_RESHARDABLE & set(megatron_args))
     # False equals unset: Megatron's switches are off by default.
     set_values = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
     return {path: _text(set_values[path]) for path in sorted(set_values)}
@@ -102,18 +105,9 @@ def contract_after_save(contract: Mapping[str, str]) -> dict[str, str]:
 
 
 def contract_violations(
-    before: Mapping[str, str],
-    after: Mapping[str, str],
-    iteration: int | None,
-    *,
-    bridge: bool = False,
-    takes_weights: bool = True,
+    before: Mapping[str, str], after: Mapping[str, str], iteration: int | None
 ) -> list[FieldError]:
-    """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded.
-
-    `bridge`: Megatron-Bridge runs it, which has no elastic runs. `takes_weights`: recipes of its kind may
-    start from those of another one.
-    """
+    """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded."""
     made = "the run's checkpoints" if iteration is None else f"the run's checkpoint of iteration {iteration}"
     fix = "set it back, or start a new recipe under another name"
     layout = {f"parallelism.{name}" for name, _ in LAYOUT}
@@ -124,7 +118,6 @@ def contract_violations(
             message = f"is {new or 'not set'}, and {made} was made with {old or 'none'}"
             errors.append(FieldError(f"spec.{path}", message, fix))
     if before.get(RESHARDABLE) in ("false", NEXT_CHECKPOINT):
-        weights = takes_weights and not any(path.startswith("peft.") for path in before)
         for path in sorted(layout):
             old, new = before.get(path), after.get(path)
             if old != new:
@@ -132,24 +125,19 @@ def contract_violations(
                     f"is {new}, and the optimizer state of {made} is sharded for {old}: "
                     "only the data-parallel size may change"
                 )
-                ways = _ways_out(old, before, bridge=bridge, weights=weights)
-                errors.append(FieldError(f"spec.{path}", message, ways))
+                errors.append(FieldError(f"spec.{path}", message, _ways_out(old, before)))
     return errors
 
 
-def _ways_out(old: str | None, before: Mapping[str, str], *, bridge: bool, weights: bool) -> str:
+def _ways_out(old: str | None, before: Mapping[str, str]) -> str:
     """How the layout of a run can be changed whose optimizer state only fits the layout that it has."""
     if before.get(RESHARDABLE) == NEXT_CHECKPOINT:
         return f"set {old} until the run has saved a checkpoint with recovery.elastic, then change it"
-    ways = [f"set {old}"]
-    if not bridge:
-        ways.append("set recovery.elastic first, and change the layout once the run has saved again")
-    if weights:
-        ways.append(
-            "when it has succeeded, start a new recipe in the new layout with init.from.recipe, "
-            "which takes the weights without the optimizer state"
-        )
-    return "; or ".join(ways)
+    return (
+        f"set {old}; or set recovery.elastic first, and change the layout once the run has saved again; "
+        "or when it has succeeded, start a new recipe in the new layout with init.from.recipe, "
+        "which takes the weights without the optimizer state"
+    )
 
 
 def _text(value: object) -> str:

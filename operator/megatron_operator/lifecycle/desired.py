@@ -136,15 +136,7 @@ def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[F
     before = status.checkpoint.contract
     if before is None or not has_begun(status):
         return []
-    resolved = desired.run.resolved
-    bridge = resolved.engine == "bridge"
-    return contract_violations(
-        before,
-        desired.contract,
-        status.checkpoint.iteration,
-        bridge=bridge,
-        takes_weights=not bridge or resolved.fine_tunes,
-    )
+    return contract_violations(before, desired.contract, status.checkpoint.iteration)
 
 
 def has_begun(status: StatusBuilder) -> bool:

@@ -9,6 +9,7 @@ from megatron_operator import catalog
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.reasons import Reason
+from megatron_operator.catalog.fine_tuning import fixes_tensor_parallelism
 from megatron_operator.lifecycle.actions import LATER
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.object_metadata import Object
@@ -18,6 +19,8 @@ from megatron_operator.manifests.metadata import object_name
 
 _FIELD: Final = "spec.init.from.recipe"
 _ARCHITECTURE: Final = "model."
+_PEFT: Final = "peft."
+_TENSORS: Final = "parallelism.tensorModelParallelSize"
 
 
 def recipe_to_start_from(status: StatusBuilder, desired: DesiredState) -> str | None:
@@ -54,17 +57,35 @@ def _problem(desired: DesiredState, other: Mapping[str, Any]) -> str | None:
     contract = (status.get("checkpoint") or {}).get("contract")
     if (status.get("checkpoint") or {}).get("iteration") is None or contract is None:
         return "reports no checkpoint; name one that has saved"
-    if any(path.startswith("peft.") for path in contract):
-        return "has saved adapters only; export it, and set init.from.huggingFace.path to the folder"
-    return _difference(contract, desired.contract)
+    return _difference(contract, desired.contract, _ARCHITECTURE, "a model") or _adapters(contract, desired)
 
 
-def _difference(theirs: Mapping[str, str], own: Mapping[str, str]) -> str | None:
-    paths = {path for path in theirs.keys() | own.keys() if path.startswith(_ARCHITECTURE)}
+def _adapters(theirs: Mapping[str, str], desired: DesiredState) -> str | None:
+    """Why a run cannot start with the other one's adapters, which it trains on, or merges to train all."""
+    kind, resolved = theirs.get(f"{_PEFT}type"), desired.run.resolved
+    peft = resolved.peft
+    if kind is None or (peft is None and kind == "lora"):
+        return None
+    if peft is None:
+        return f"has saved adapters of type {kind}, which are not merged; name it in a recipe of mode lora"
+    if (different := _difference(theirs, desired.contract, _PEFT, "adapters")) is not None:
+        return f"{different}, or export it and set init.from.huggingFace.path to the folder"
+    before, own = theirs.get(_TENSORS), desired.contract[_TENSORS]
+    if fixes_tensor_parallelism(peft, resolved.model) and before != own:
+        return (
+            f"has saved DoRA of linear_fc1 at TP {before}, which Megatron-Bridge does not load at {own}; "
+            f"set spec.{_TENSORS} to {before}"
+        )
+    return None
+
+
+def _difference(theirs: Mapping[str, str], own: Mapping[str, str], section: str, what: str) -> str | None:
+    """The first setting of a section of both contracts that differs."""
+    paths = {path for path in theirs.keys() | own.keys() if path.startswith(section)}
     for path in sorted(paths):
         if theirs.get(path) != own.get(path):
             return (
-                f"has trained a model with spec.{path} {theirs.get(path, 'not set')}, and this recipe has "
+                f"has trained {what} with spec.{path} {theirs.get(path, 'not set')}, and this recipe has "
                 f"{own.get(path, 'none')}; set it to the same"
             )
     return None

@@ -119,7 +119,11 @@ def _export(
     words = ["export", "--from", run, "--to", target, "--reuse", "--parents", *checkpoint]
     words += [] if base is None else ["--base", base]
     words += _model(resolved)
-    return _job(owner, resolved, role, words, _claims(storage, target, run, base or run))
+    folders = [target, run, base or run]
+    if resolved.peft is not None:
+        # The weights that adapters were trained on may be on either claim.
+        folders.append(f"{DATA_DIR}/weights")
+    return _job(owner, resolved, role, words, _claims(storage, *folders))
 
 
 def model_hash(resolved: ResolvedRecipe) -> str | None:

@@ -258,13 +258,27 @@ def test_a_suspended_run_that_can_load_any_layout_gets_it(
     assert megatron(*PIPELINE).exit_code == 0
 
 
-def test_adapters_have_no_way_to_another_layout(cluster: Cluster) -> None:
-    spec = RECIPE["spec"] | {"recipe": "llama3-8b-lora", "parallelism": {}}
-    spec["init"] = {"from": {"huggingFace": {"path": "/checkpoints/model"}}}
-    cluster.begin(spec)
+def adapters(**peft: Any) -> dict[str, Any]:
+    init = {"from": {"huggingFace": {"path": "/checkpoints/model"}}}
+    return RECIPE["spec"] | {"recipe": "llama3-8b-lora", "parallelism": {}, "init": init, "peft": peft}
+
+
+def test_a_run_of_megatron_bridge_saves_in_between_as_well(
+    cluster: Cluster, meanwhile: Callable[..., None]
+) -> None:
+    cluster.begin(adapters())
+    meanwhile(lambda: cluster.saved("true"), cluster.observe)
+    result = megatron("--pipeline-model-parallel-size", "2")
+    assert result.exit_code == 0, result.output
+    assert cluster.patches() == [ELASTIC, {"parallelism": {"pipelineModelParallelSize": 2}}]
+
+
+def test_adapters_whose_checkpoints_load_at_one_tp_alone_have_no_way_to_another_layout(
+    cluster: Cluster,
+) -> None:
+    cluster.begin(adapters(type="dora"))
     error = refused("--pipeline-model-parallel-size", "2")
-    assert "the optimizer state of the run's checkpoint of iteration 100 is sharded for 1" in error
-    assert "elastic" not in error
+    assert "spec.recovery.elastic: is set, and Megatron-Bridge does not load DoRA of linear_fc1" in error
     assert cluster.patches() == []
 
 

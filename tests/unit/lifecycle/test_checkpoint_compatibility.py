@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from megatron_operator import catalog, planner
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.lifecycle.checkpoint_compatibility import (
@@ -98,8 +98,8 @@ def test_an_elastic_runs_checkpoint_is_compatible_with_another_layout() -> None:
     assert contract_violations(before, after, 100) == []
 
 
-def tensor_parallel_error(before: dict[str, str], after: dict[str, str], **engine: bool) -> FieldError:
-    errors = contract_violations(before, after, 1200, **engine)
+def tensor_parallel_error(before: dict[str, str], after: dict[str, str]) -> FieldError:
+    errors = contract_violations(before, after, 1200)
     return next(error for error in errors if error.field == "spec.parallelism.tensorModelParallelSize")
 
 
@@ -130,10 +130,6 @@ def test_the_refusal_of_another_layout_names_the_ways_to_it() -> None:
         "or when it has succeeded, start a new recipe in the new layout with init.from.recipe, "
         "which takes the weights without the optimizer state"
     )
-    assert "elastic" not in tensor_parallel_error(before, after, bridge=True).fix
-    adapters = {"peft.dim": "8"}
-    assert tensor_parallel_error(before | adapters, after | adapters, bridge=True).fix == "set 2"
-    assert tensor_parallel_error(before, after, bridge=True, takes_weights=False).fix == "set 2"
 
 
 def test_the_error_names_the_checkpoint_and_the_fix() -> None:
@@ -177,13 +173,23 @@ def test_the_dropout_of_adapters_may_change() -> None:
     assert contract_violations(before, after, 100) == []
 
 
-@pytest.mark.parametrize("adapters", ["lora", "dora"])
-def test_the_layout_of_fine_tuning_is_fixed_by_the_sharding_of_its_optimizer(adapters: str) -> None:
-    """Bridge 0.6.2 would give magnitudes of DoRA in a gated `linear_fc1` to other rows at another TP."""
-    run = FINE_TUNED | {"peft": {"type": adapters}}
-    wider = run | {"parallelism": {"tensorModelParallelSize": 2}}
-    errors = contract_violations(contract_with(**run), contract_with(**wider), 100)
+@pytest.mark.parametrize(
+    "adapters", [{}, {"type": "dora"}, {"type": "dora", "targetModules": ["linear_qkv"]}], ids=str
+)
+def test_the_layout_of_adapters_changes_with_elastic_alone(adapters: dict[str, Any]) -> None:
+    """Not of DoRA in a gated `linear_fc1`, whose magnitudes Bridge gives to other rows at another TP."""
+    run = FINE_TUNED | {"peft": adapters}
+    wider = {"parallelism": {"tensorModelParallelSize": 2}}
+    errors = contract_violations(contract_with(**run), contract_with(**run | wider), 100)
     assert "spec.parallelism.tensorModelParallelSize" in [error.field for error in errors]
+
+    elastic = {"recovery": {"elastic": {"minCount": 1}}}
+    if adapters == {"type": "dora"}:
+        with pytest.raises(InvalidRecipeError, match="does not load DoRA of linear_fc1 at another TP"):
+            contract_with(**run, **elastic)
+    else:
+        before, after = contract_with(**run, **elastic), contract_with(**run | wider, **elastic)
+        assert contract_violations(before, after, 100) == []
 
 
 def test_a_run_of_nvfp4_whose_contract_is_older_than_the_field_continues() -> None:

@@ -99,6 +99,15 @@ def test_the_pods_mount_only_what_they_need_for_writing(run: Any, job: str, clai
     assert "nvidia.com/gpu" not in str(pod)
 
 
+def test_an_export_of_adapters_mounts_the_claim_of_the_weights_that_they_were_trained_on(run: Any) -> None:
+    def elsewhere(spec: dict[str, Any]) -> None:
+        spec["init"] = {"modelFolder": "/checkpoints/model", "from": {"megatron": {"path": "/data/weights"}}}
+        spec["export"]["huggingFace"]["path"] = "/checkpoints/out"
+
+    pod = pod_of(run(RECIPE, elsewhere).build().export_job)
+    assert {"data", "checkpoints"} <= {volume["name"] for volume in pod["volumes"]}
+
+
 def test_memory_is_requested_for_copies_of_the_largest_tensor_and_not_for_the_model(run: Any) -> None:
     built = run(RECIPE)
     container = pod_of(built.build().import_job)["containers"][0]

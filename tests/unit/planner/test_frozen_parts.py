@@ -181,7 +181,7 @@ def contract(recipe: str, **spec: Any) -> dict[str, str]:
 
 def test_an_edit_of_what_is_frozen_is_refused_once_a_checkpoint_has_the_states_of_the_rest() -> None:
     before, after = contract(SFT), contract(SFT, freeze=["vision"])
-    (violation,) = contract_violations(before, after, 100, bridge=True)
+    (violation,) = contract_violations(before, after, 100)
     assert str(violation).startswith(
         "spec.freeze: is vision, and the run's checkpoint of iteration 100 was made with none"
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from megatron_contract.bridge_run import (
+    BLEND,
     CHATS,
     IMAGE_TEXT,
     MOCK_DATA,
@@ -29,6 +30,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import (
     absent_packages,
     adapter_norms,
+    agreed_weights,
     bucket_sizes,
     deepseek_v4,
     diffusion,
@@ -49,18 +51,21 @@ from megatron_trainer.bridge import (
     query_norms,
     qwen3_omni,
     recipes,
+    starting_weights,
     step,
     vision_layers,
 )
+from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.family_layers import build_locally
+from megatron_trainer.bridge.starting_weights import StartingWeights
 from megatron_trainer.platform import gpu
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
-_OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME, SOUND_TEXT)
+_OURS = (BLEND, CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME, SOUND_TEXT)
 _TRAINING_FILE = "training.jsonl"
-_PRETRAINED = "checkpoint.pretrained_checkpoint"
+_SAVE = "checkpoint.save"
 _PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
 _ACTIVATION = "model.activation_func"
 
@@ -103,6 +108,9 @@ def import_bridge() -> None:
     if PLATFORM == "cpu":
         forget_transformer_engine()
         local_layers.use_for_prediction()
+    from megatron_trainer.bridge import blended_samples
+
+    blended_samples.install()
     for module in (adapter_norms, bucket_sizes, exaone45, falcon_h1, gemma4, glm, partial_rotary):
         module.install()
     for module in (deepseek_v4, kimi, llama_nemotron, minimax_m3, nemotron_vl, qwen3_omni, step):
@@ -123,11 +131,12 @@ def forget_transformer_engine() -> None:
     vision_layers.install()
 
 
-def make(run: BridgeRun) -> Any:
-    """Return the ConfigContainer of a run.
+def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | None]:
+    """Return the ConfigContainer of a run, and the weights that it starts from, None for random ones.
 
-    Raises RankError with USAGE for a function, a path or a type that Bridge does not have, BAD_DATA if the
-    model's folder lacks its configuration, or the data's folder its samples.
+    `start`: None to check the run before one. Raises RankError with USAGE for a function, a path or a type
+    that Bridge does not have, BAD_DATA if the model's folder lacks its configuration, or the data's folder
+    its samples.
     """
     if isinstance(folder := run.overrides.get(MODEL_FOLDER), str):
         _answer_from(Path(folder))
@@ -146,14 +155,15 @@ def make(run: BridgeRun) -> Any:
         ) from error
     vision_layers.follow_config(config.model)
     query_norms.leave_out()
-    if loads_weights := _PRETRAINED in run.overrides:
+    weights = _weights_of(run, start, adapts=config.peft is not None)
+    if weights is not None:
         # Functions that pretrain give the model the tokenizer's vocabulary, which its weights may exceed.
-        config.tokenizer.use_tokenizer_vocab_size = False
+        starting_weights.keep_vocabulary(config, weights.base, pretrains=_pretrains(run))
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
         if not diffusion.is_diffusion(config):
-            build_locally(config.model, loads_weights=loads_weights)
+            build_locally(config.model, loads_weights=weights is not None)
         config.mixed_precision = "bf16_mixed"
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)
@@ -189,9 +199,11 @@ def make(run: BridgeRun) -> Any:
     for path, value in ours.items():
         if path.startswith("dataset."):
             _set(config, path, value)
-    if loads_weights and isinstance(folder, str):
+    if weights is not None:
+        config.checkpoint.pretrained_checkpoint = str(weights.base)
+    if weights is not None and isinstance(folder, str) and not _pretrains(run):
         model_folder.follow(config.model, Path(folder))
-        model_folder.predict(config.model, Path(str(run.overrides[_PRETRAINED])))
+        model_folder.predict(config.model, weights.base)
     _size_null_tokenizer(run, config)
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))
@@ -203,7 +215,26 @@ def make(run: BridgeRun) -> Any:
     else:
         _require_samples(config)
     _require_datasets(config)
-    return config
+    if run.overrides.get(BLEND):
+        from megatron_trainer.bridge import blended_samples
+
+        blended_samples.read_by_weight(config)
+    return config, weights
+
+
+def _weights_of(run: BridgeRun, start: Start | None, *, adapts: bool) -> StartingWeights | None:
+    asked, save = run.overrides.get(starting_weights.FIELD), run.overrides.get(_SAVE)
+    if asked is None:
+        return None
+    folders = Path(str(asked)), Path(str(save)) if save is not None else None
+    if start is None:
+        return agreed_weights.before_start(*folders, adapts=adapts)
+    return agreed_weights.of_start(*folders, start, adapts=adapts)
+
+
+def _pretrains(run: BridgeRun) -> bool:
+    """Whether a run trains a language model on a corpus, as Bridge's functions of this name do."""
+    return "_pretrain_" in run.function and not run.overrides.get(IMAGE_TEXT)
 
 
 def _size_null_tokenizer(run: BridgeRun, config: Any) -> None:

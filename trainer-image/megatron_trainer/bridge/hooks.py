@@ -1,13 +1,14 @@
 """Hooks into Megatron-Bridge's training loop, which report what those of Megatron's own loop do."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from megatron.bridge.data import loaders
+from megatron.bridge.data import utils as datasets
 from megatron.bridge.training import checkpointing, gpt_step, pretrain, train, vlm_step
 from megatron.bridge.training import eval as evaluation
 from megatron.bridge.training.state import GlobalState
@@ -20,9 +21,10 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import global_vars
 
 from megatron_trainer.bridge import diffusion
-from megatron_trainer.checkpoints import extra_states
+from megatron_trainer.checkpoints import extra_states, optimizer_chain
 from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
+from megatron_trainer.worker.dataset_splits import leave_out_unread
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
 
@@ -55,8 +57,10 @@ class BridgeHooks(MegatronHooks):
         for step in diffusion.steps() if diffusion.is_diffusion(self._config) else ():
             self._wrap("__call__", self._forward, step)
         self._wrap("build_train_valid_test_data_loaders", self._samples.watch, loaders)
+        self._wrap("BlendedMegatronDatasetBuilder", self._make_builder, datasets)
         self._wrap("to_yaml", self._write_last, type(self._config))
         extra_states.install()
+        optimizer_chain.install()
         self._phases.install()
         if self._scalars is not None:
             timers.SummaryWriter = ScalarWriter
@@ -68,6 +72,14 @@ class BridgeHooks(MegatronHooks):
         partial = Path(f"{path}.partial")
         inner(config, str(partial), *args)
         partial.replace(path)
+
+    @staticmethod
+    def _make_builder(
+        inner: Callable[..., Any], kind: Any, samples: Sequence[int | None], built: Any, config: Any
+    ) -> Any:
+        """Return Megatron's builder of the sets that the run reads."""
+        leave_out_unread(config, samples)
+        return inner(kind, samples, built, config)
 
     def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._loaded = True

@@ -10,8 +10,10 @@ from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer import bridge_flags
-from megatron_trainer.bridge import configuration, diffusion, qwen3_omni, sample_files
-from megatron_trainer.telemetry.reporter import RESUME_ENV, SKIP_ENV, Reporter
+from megatron_trainer.bridge import configuration, diffusion, qwen3_omni, sample_files, starting_weights
+from megatron_trainer.bridge.agreed_weights import Start
+from megatron_trainer.bridge.starting_weights import StartingWeights
+from megatron_trainer.telemetry.reporter import SKIP_ENV, Reporter
 from megatron_trainer.worker import main, tracebacks
 from megatron_trainer.worker.arguments import require_gpus
 from megatron_trainer.worker.failures import (
@@ -28,8 +30,8 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
     """Run Bridge's loop with hooks. Raises RankError unless the last iteration is done."""
     tracebacks.make_picklable()
     require_gpus()
-    resume_from = os.environ.get(RESUME_ENV)
-    config = _configure(argv, int(resume_from) if resume_from else None)
+    start = Start.from_environment()
+    config = _configure(argv, start)
     skip = {int(word) for word in os.environ.get(SKIP_ENV, "").split()}
     config.train.iterations_to_skip = sorted(skip.union(config.train.iterations_to_skip))
 
@@ -38,7 +40,7 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
     hooks = BridgeHooks(
         config,
         reporter,
-        int(resume_from) if resume_from else None,
+        start.resume_from,
         main.loss_spike_detector(config.checkpoint.save),
     )
     hooks.install()
@@ -60,15 +62,34 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
     reporter.send("finished", iteration=hooks.iteration)
 
 
-def _configure(argv: Sequence[str], resume_from: int | None) -> Any:
-    config = configuration.make(bridge_flags.parse(argv))
-    if resume_from is not None:
+def _configure(argv: Sequence[str], start: Start) -> Any:
+    config, weights = configuration.make(bridge_flags.parse(argv), start)
+    if weights is not None and start.resume_from is None:
+        _start_from(weights, config)
+    if start.resume_from is not None:
         # Everything from the run's own checkpoints.
         config.checkpoint.load = config.checkpoint.save
-        config.checkpoint.ckpt_step = resume_from
+        config.checkpoint.ckpt_step = start.resume_from
         config.checkpoint.finetune = False
+        if config.peft is None:
+            config.checkpoint.pretrained_checkpoint = None
         config.checkpoint.load_optim = config.checkpoint.load_rng = True
     return config
+
+
+def _start_from(weights: StartingWeights, config: Any) -> None:
+    """Have the first start of a run read its weights, and the adapters of another run."""
+    if config.tokenizer.use_tokenizer_vocab_size:
+        starting_weights.require_vocabulary(weights.base)
+    if weights.adapters is None:
+        return
+    from megatron_trainer.bridge import earlier_adapters
+
+    if config.peft is None:
+        earlier_adapters.merge_into(config, weights.base, weights.adapters)
+    else:
+        starting_weights.require_same_adapters(config.peft, weights.adapters, config.model)
+        earlier_adapters.train_on(weights.adapters)
 
 
 def _enter(config: Any) -> None:
@@ -76,7 +97,9 @@ def _enter(config: Any) -> None:
     from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.pretrain import pretrain
 
-    start = pretrain if config.checkpoint.pretrained_checkpoint is None else finetune
+    # The latter requires a checkpoint to load.
+    loads = (config.checkpoint.pretrained_checkpoint, config.checkpoint.ckpt_step) != (None, None)
+    start = finetune if loads else pretrain
     if diffusion.is_diffusion(config):
         start(config, diffusion.forward_step(config, configuration.PLATFORM))
         return
@@ -99,7 +122,7 @@ def check(argv: Sequence[str]) -> int:
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):  # noqa: PTH123
         try:
             require_gpus()
-            config = configuration.make(BridgeRun.from_arguments(argv))
+            config, _ = configuration.make(BridgeRun.from_arguments(argv), None)
             sample_files.check(config)
             _validate(config)
         except BaseException as error:

@@ -1,17 +1,19 @@
 """LoRA adapters that Megatron-Bridge trained, merged into the weights that they belong to."""
 
-import dataclasses
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from megatron_trainer.bridge import saved_lora
+from megatron_trainer.bridge.saved_lora import AdaptersError
+from megatron_trainer.bridge.weights_record import WeightsRecord
+from megatron_trainer.checkpoints.selection import TRACKER
 from megatron_trainer.weights import checkpoint
 from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.tensors import TensorSource
 
-_LORA = "megatron.bridge.peft.lora.LoRA"
-_OF_IMAGES = "megatron.bridge.peft.lora.VLMLoRA"
-"""The same where all else is frozen: it may train parts of a vision-language model as a whole."""
-_NOT_OF_THE_WEIGHTS = {"lora_dtype", "params_to_save"}
+_ITERATION: Final = re.compile(r"iter_\d{7,}")
 
 
 def present(directory: Path) -> bool:
@@ -19,12 +21,52 @@ def present(directory: Path) -> bool:
     return any(checkpoint.ADAPTER in name for name in checkpoint.names(directory))
 
 
+def frozen_weights(directory: Path, folder: HuggingFaceFolder) -> Path | None:
+    """The checkpoint that the adapters of another one were trained on; None for the weights in `folder`.
+
+    The record of the run with the adapters names them, else its configuration. A run may have trained on
+    where this is a run's folder, which is not read then. Raises ConversionError if the recorded weights have
+    changed, or are gone and were no import of such a `folder`, and if `folder` has none where it must.
+    """
+    try:
+        below = saved_lora.weights_below(directory)
+    except AdaptersError as error:
+        raise ConversionError(str(error)) from error
+    recorded = WeightsRecord.read(directory.parent)
+    if recorded is not None:
+        state = recorded.why_unusable()
+        if state is None:
+            return checkpoint.find(recorded.weights, "--from")
+        if recorded.weights.is_dir() or _ITERATION.fullmatch(recorded.weights.name):
+            raise ConversionError(
+                f"{directory} holds adapters of the weights in {recorded.weights}, which {state}; restore "
+                "them, with their volume mounted at the same place"
+            )
+    elif below is not None and not _is_of_a_run(below):
+        return checkpoint.find(below, "--from")
+    if not folder.has_weights:
+        raise ConversionError(
+            f"{directory} holds adapters; give the folder with the weights that they were trained on: "
+            "--base FOLDER"
+        )
+    return None
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    """Whether the tracker in a folder names an iteration, not the release of an import."""
+    tracker = folder / TRACKER
+    return tracker.is_file() and tracker.read_text(encoding="utf-8").strip() != checkpoint.RELEASE
+
+
 def load(model: Any, directory: Path) -> Any:
     """Put the adapters of a checkpoint beside the weights of `model`; returns Bridge's LoRA.
 
     Raises ConversionError unless they are LoRA and fit the model.
     """
-    lora = _read_settings(directory)
+    try:
+        lora = saved_lora.read(directory)
+    except AdaptersError as error:
+        raise ConversionError(str(error)) from error
     lora([model], training=False)
     checkpoint.load(directory, model, keep=checkpoint.ADAPTER)
     return lora
@@ -60,21 +102,3 @@ def merged(model: Any, weights: TensorSource, directory: Path) -> tuple[TensorSo
             base.data = unused
 
     return source, {"merged": {"rank": lora.dim, "alpha": lora.alpha, "tensors": sorted(adapted)}}
-
-
-def _read_settings(directory: Path) -> Any:
-    import yaml
-    from megatron.bridge.peft.lora import LoRA
-
-    file = directory / "run_config.yaml"
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))["peft"]
-        kind = settings["_target_"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise ConversionError(f"{file} does not describe the adapters: {error!r}") from error
-    whole = [name for name in settings if name.startswith("freeze_") and not settings[name]]
-    if kind != _LORA and (kind != _OF_IMAGES or whole):
-        beside = f", with {', '.join(whole)} false," if whole else ""
-        raise ConversionError(f"{file}: adapters of {kind}{beside} are not merged; only those of {_LORA} are")
-    names = {field.name for field in dataclasses.fields(LoRA) if field.init} - _NOT_OF_THE_WEIGHTS
-    return LoRA(**{name: value for name, value in settings.items() if name in names})

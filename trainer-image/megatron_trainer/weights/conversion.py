@@ -69,8 +69,8 @@ class _Exportable:
 def export_weights(source: Path, target: Path, base: Path | None, meter: Meter | None = None) -> Audit:
     """Convert a checkpoint to a Hugging Face folder. Raises ConversionError, AuditError with nothing left.
 
-    `base` has the configuration and the tokenizer; without it those that the import kept are taken. It must
-    have the weights too if the checkpoint holds adapters, which are merged into them.
+    `base` has the configuration and the tokenizer; without it those that the import kept are taken. Adapters
+    are merged into the checkpoint that they were trained on; where that is gone, into the weights of `base`.
     """
     destination.check(target)
     directory = checkpoint.find(source, "--from")
@@ -95,15 +95,13 @@ def _open(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
         model = cpu_model.make_model(bridge, dtype)
         weights = tied_values.follow_keys(model, checkpoint.source(directory, model))
         return _Exportable(model, weights, bridge, folder, dtype, "export", {})
-    if not folder.has_weights:
-        raise ConversionError(
-            f"{directory} holds adapters; give the folder with the weights that they were trained on: "
-            "--base FOLDER"
-        )
-    model, adapted = (cpu_model.make_model(bridge, folder.dtype) for _ in range(2))
-    weights, details = adapters.merged(adapted, weights_of(bridge, model, folder), directory)
+    frozen = adapters.frozen_weights(directory, folder)
+    dtype = folder.dtype if frozen is None else checkpoint.dtype(frozen)
+    model, adapted = (cpu_model.make_model(bridge, dtype) for _ in range(2))
+    below = weights_of(bridge, model, folder) if frozen is None else checkpoint.source(frozen, model)
+    weights, details = adapters.merged(adapted, below, directory)
     weights = tied_values.follow_keys(model, weights)
-    return _Exportable(model, weights, bridge, folder, folder.dtype, "merge", details)
+    return _Exportable(model, weights, bridge, folder, dtype, "merge", details)
 
 
 def audit(source: Path, target: Path, base: Path | None, meter: Meter | None = None) -> Audit:

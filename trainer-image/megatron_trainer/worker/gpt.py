@@ -6,13 +6,13 @@ The megatron-core wheel contains the training loop but not pretrain_gpt.py, whic
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
-from megatron.core.datasets.utils import Split
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
@@ -27,6 +27,9 @@ from megatron.training import get_args, get_timers
 from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
+
+from megatron_trainer.worker import prepared_index
+from megatron_trainer.worker.dataset_splits import leave_out_unread
 
 # Every tensor of a batch is [micro batch, sequence], except attention_mask: [micro batch, 1, sequence,
 # sequence].
@@ -202,16 +205,10 @@ def dataset_builder(
 ) -> BlendedMegatronDatasetBuilder:
     """Return the builder of the training, validation and test sets, at least `samples` long each.
 
-    Validation and test sets of which the run reads 0 samples are None. Of several sources Megatron would
-    blend a set without samples, which its sampler refuses. Raises OSError for a missing file.
+    Validation and test sets of which the run reads 0 samples are None. Raises OSError for a missing file.
     """
     config = dataset_config(get_args())
-    for split, size in enumerate(samples):
-        if split != Split.train.value and size == 0:
-            if config.split_matrix is not None:
-                config.split_matrix[split] = None
-            if config.blend_per_split is not None:
-                config.blend_per_split[split] = None
+    leave_out_unread(config, samples)
     return BlendedMegatronDatasetBuilder(kind, samples, is_built_on_rank, config)
 
 
@@ -224,6 +221,9 @@ def datasets(samples: list[int | None], vp_stage: int | None = None) -> Any:
             is_first_or_last_pipeline_stage(vp_stage) or _has_mtp_layers(args, vp_stage)
         )
 
+    if args.data_cache_path and not args.mock_data and torch.distributed.get_rank() == 0:
+        # The builder has all other ranks wait until rank 0 has built what is missing.
+        prepared_index.take(Path(args.data_cache_path))
     kind = MockGPTDataset if args.mock_data else GPTDataset
     return dataset_builder(kind, samples, builds_datasets).build()
 

@@ -23,7 +23,7 @@ from megatron.training import checkpointing, get_args, global_vars, training
 from megatron_contract.environment import PROGRESS_FILE, SCALARS_FILE, VALIDATION_FILE
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_trainer.checkpoints import extra_states
+from megatron_trainer.checkpoints import extra_states, optimizer_chain
 from megatron_trainer.checkpoints.checkpoint_lease import (
     LeaseLostError,
     require_generation,
@@ -113,6 +113,7 @@ class MegatronHooks:
         self._wrap("forward_step", self._forward, gpt)
         self._wrap("build_train_valid_test_data_loaders", self._samples.watch)
         extra_states.install()
+        optimizer_chain.install()
         self._phases.install()
         if self._scalars is not None:
             # Megatron's timers write only to a writer of this class.

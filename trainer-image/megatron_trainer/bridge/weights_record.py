@@ -1,0 +1,71 @@
+"""The file beside a run's checkpoints that names the weights which the run started from."""
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+FILE: Final = "weights.json"
+_INDEX: Final = ".metadata"
+_RELEASE: Final = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRecord:
+    """What a start of a run took, for its other ranks, its later starts and exports."""
+
+    asked: Path
+    """The folder that the run's arguments name."""
+    weights: Path
+    """The checkpoint with all weights of the model."""
+    sha256: str | None
+    """Of the index of that checkpoint."""
+    adapters: Path | None
+    """The checkpoint of adapters that the run began with."""
+    start: str
+    """The start that wrote this; no other one has this name."""
+
+    def write(self, save: Path) -> None:
+        """Replace the record of the run that saves to `save`. Raises OSError."""
+        save.mkdir(parents=True, exist_ok=True)
+        content = {
+            "from": str(self.asked),
+            "weights": str(self.weights),
+            "sha256": self.sha256,
+            "adapters": None if self.adapters is None else str(self.adapters),
+            "start": self.start,
+        }
+        partial = save / f".{FILE}.partial"
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(save / FILE)
+
+    @classmethod
+    def read(cls, save: Path) -> Self | None:
+        """The record of the run that saves to `save`; None where there is none."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads((save / FILE).read_text(encoding="utf-8"))
+            adapters = found["adapters"]
+            return cls(
+                Path(found["from"]),
+                Path(found["weights"]),
+                found["sha256"],
+                None if adapters is None else Path(adapters),
+                found["start"],
+            )
+        return None
+
+    def why_unusable(self) -> str | None:
+        """What has become of the weights since, in words after `which`; None if they are the same."""
+        if not self.weights.is_dir():
+            return "is not there"
+        return None if digest(self.weights) == self.sha256 else "has other weights now"
+
+
+def digest(checkpoint: Path) -> str | None:
+    """SHA-256 of the index of a checkpoint, which each save writes; of an import that of its release."""
+    for file in (checkpoint / _INDEX, checkpoint / _RELEASE / _INDEX):
+        with contextlib.suppress(OSError):
+            return hashlib.sha256(file.read_bytes()).hexdigest()
+    return None

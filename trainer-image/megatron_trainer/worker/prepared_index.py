@@ -1,0 +1,55 @@
+"""Takes the index of a run's samples from the data volume, which was built there before the run.
+
+Megatron writes beside the index what is missing, and trainers may not write to the data volume, so the files
+are copied to the run's own folder.
+"""
+
+import os
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from megatron_contract.environment import DATA_DIR
+from megatron_contract.preparation import INDEX_FOLDER
+
+from megatron_trainer.volume_paths import left_volume
+
+_NAME: Final = re.compile(r"[0-9a-f]{8,128}-[A-Za-z]+-[a-z]+-[a-z_]+\.(npy|txt)")
+
+
+def folder_of(cache: Path) -> Path:
+    """Return the folder on the data volume for a run whose index is in `cache`, below its own folder."""
+    return Path(DATA_DIR) / INDEX_FOLDER / cache.parent.name
+
+
+def take(cache: Path, folder: Path | None = None) -> int:
+    """Copy to `cache` what is missing there of the run's index. Returns the number of copied files.
+
+    Megatron unpickles what an index names as objects: a file with such is left where it is. Errors are not
+    raised, as Megatron builds what is missing.
+    """
+    folder = folder or folder_of(cache)
+    copied = 0
+    try:
+        if not folder.is_dir() or left_volume(folder) is not None:
+            return 0
+        cache.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            target = cache / path.name
+            if not _NAME.fullmatch(path.name) or path.is_symlink() or not path.is_file() or target.exists():
+                continue
+            part = cache / f".{path.name}.{socket.gethostname()}.{os.getpid()}"
+            try:
+                shutil.copyfile(path, part)
+                if path.suffix == ".npy":
+                    np.load(part, mmap_mode="r", allow_pickle=False)
+                part.replace(target)
+                copied += 1
+            finally:
+                part.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        print(f"the index in {folder} is not used: {error}", flush=True)
+    return copied
