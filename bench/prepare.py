@@ -1,6 +1,7 @@
 """Tokens per second of megatron-prepare beside Megatron's own way, on the same documents and tokenizer.
 
     python -m bench.prepare --mebibytes 256 --rounds 3
+    python -m bench.prepare --tokenizer /models/Llama-3.1-8B
     python -m bench.prepare --memory 1024 --formats parquet zst --by-line
 
 Megatron's tools/preprocess_data.py is not in its wheel; `_megatron` does what it does: a pool of processes
@@ -8,8 +9,8 @@ parses and tokenizes lines, and one process writes with IndexedDatasetBuilder. T
 of Python's standard library. Every measurement is a process tree of its own, rounds are interleaved, and the
 median counts. The time of `_megatron` is without its imports, the other's has them. Tokens for each second of
 processor time, over all processes, are what to compare on a machine that does other things too. All write the
-same bytes, which is checked. Workers of megatron-prepare divide shards of 64 MiB: two need four of them at
-least to show how they scale.
+same bytes, which is checked. The tokenizer is of the kind of GPT-2's, trained on the documents, unless
+--tokenizer names the folder of another one.
 
 With --memory the peak of a worker is measured for each format instead. `--write` puts either table into
 docs/data.md.
@@ -114,15 +115,21 @@ def _check_equal(folder: Path) -> None:
             raise SystemExit(f"{name} differs between the ways")
 
 
-def compare(size: int, rounds: int, parent: Path | None) -> dict[tuple[str, int], list[Rate]]:
+def compare(
+    size: int, rounds: int, parent: Path | None, tokenizer: Path | None
+) -> dict[tuple[str, int], list[Rate]]:
     """Measure both ways with 1 and 2 workers in a temporary folder of `parent`, in turn.
 
-    Returns the rates by way and number of workers. Raises SystemExit if their files differ.
+    `tokenizer` is its folder; without, one is trained. Returns the rates by way and number of workers. Raises
+    SystemExit if their files differ.
     """
     with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
         prepare_corpus.write(folder / "raw", "jsonl", size)
-        prepare_corpus.train(folder / "tokenizer")
+        if tokenizer is None:
+            prepare_corpus.train(folder / "tokenizer")
+        else:
+            shutil.copytree(tokenizer, folder / "tokenizer")
         rates: dict[tuple[str, int], list[Rate]] = {}
         for _ in range(rounds):
             for count in _COUNTS:
@@ -142,6 +149,7 @@ def main() -> None:
     parser.add_argument("--memory", type=int, metavar="MEBIBYTES", help="measure memory with so much text")
     parser.add_argument("--formats", nargs="+", choices=prepare_corpus.FORMATS, default=["jsonl"])
     parser.add_argument("--by-line", action="store_true", help="a token a line, for large files")
+    parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer; default: one is trained")
     parser.add_argument("--folder", type=Path, help="where files are for the time of the run (TMPDIR)")
     parser.add_argument("--write", action="store_true", help=f"write the table to docs/{PAGE.name}")
     parser.add_argument("--run", choices=_WAYS, help=argparse.SUPPRESS)
@@ -161,7 +169,8 @@ def main() -> None:
     else:
         name = SPEED
         asked = f"--mebibytes {args.mebibytes} --rounds {args.rounds}"
-        lines = rates_table(compare(args.mebibytes << 20, args.rounds, args.folder))
+        asked += f" --tokenizer {args.tokenizer}" if args.tokenizer else ""
+        lines = rates_table(compare(args.mebibytes << 20, args.rounds, args.folder, args.tokenizer))
     text = section(f'make bench-prepare BENCH="{asked}"', lines)
     print(text)
     if args.write:

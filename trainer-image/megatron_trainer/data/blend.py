@@ -1,14 +1,16 @@
 """Prepares the sources of a recipe with any number of workers that do not speak to each other.
 
 All of them walk through the same shards, each from its own part on, then through what the others have not
-done yet; the files on the volume are all that they share. A worker that is killed loses the shard that it was
-at. Worker 0 joins the shards. A dataset is kept under a digest of what it was made from, and the name that a
-recipe gives to Megatron links to it, so recipes share what is the same.
+begun yet; the files on the volume are all that they share. A worker that is killed loses the shard that it
+was at. Worker 0 joins the shards; it waits for those that others build, and builds what they do not continue.
+A dataset is kept under a digest of what it was made from, and the name that a recipe gives to Megatron links
+to it, so recipes share what is the same.
 """
 
 import json
 import os
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +20,19 @@ from megatron_contract.preparation import PreparationResult
 
 from megatron_trainer.data import check, megatron_tokenizer, shards, tokenizer
 from megatron_trainer.data.chat import ConversationError, load_template
+from megatron_trainer.data.claims import Claims
 from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.documents import Position, Render, read_documents
+from megatron_trainer.data.fast_encoder import FastEncoder
+from megatron_trainer.data.log import log
 from megatron_trainer.data.megatron_tokenizer import MegatronEncoder
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.shards import Encoder, RecordEncoder, TokenEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
+
+_WAIT_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,6 @@ class Worker:
 
     index: int
     count: int
-
-
-def log(text: str) -> None:
-    """Print a line to the log of the pod."""
-    print(f"megatron-prepare: {text}", flush=True)
 
 
 def load_encoder(folder: Path, *, append_eod: bool) -> Encoder:
@@ -78,11 +80,12 @@ def prepare(
     needs: check.Needs | None = None,
     megatron: MegatronEncoder | None = None,
     meter: Meter | None = None,
+    threads: int = 1,
 ) -> PreparationResult | None:
     """Prepare all sources below `folder`. Returns the result, None for a worker that does not join.
 
-    Checks them against what a run `needs`. `megatron` is used instead of the tokenizer of a directory. Raises
-    PreparationError or OSError.
+    Checks them against what a run `needs`. `megatron` is used instead of the tokenizer of a directory, which
+    encodes with `threads`. Raises PreparationError or OSError.
     """
     encoder: TokenEncoder
     if megatron is not None:
@@ -93,6 +96,8 @@ def prepare(
         encoder = load_checked(tokenizer_dir, append_eod=append_eod, needs=needs, worker=worker)
     render = _template(sources, tokenizer_dir)
     datasets = [_dataset(source, folder, tokenizer_dir, encoder) for source in sources]
+    if isinstance(encoder, Encoder) and not all(dataset.done.is_file() for dataset in datasets):
+        encoder = FastEncoder(encoder, tokenizer_dir, threads, log)
     meter = meter or Meter(log)
     meter.begin(datasets)
     build_shards(datasets, encoder, render, worker, meter)
@@ -159,7 +164,7 @@ def _dataset(source: Source, folder: Path, tokenizer_dir: Path, encoder: TokenEn
 def _order(datasets: Sequence[Dataset], worker: Worker) -> list[tuple[Dataset, int]]:
     """All shards: first this worker's own, then the others', in an order that differs by worker.
 
-    Helpers would else follow each other from shard to shard and do the same work.
+    Workers that help would else follow each other from shard to shard.
     """
     every = [(dataset, number) for dataset in datasets for number in range(len(dataset.divided))]
     first = len(every) * worker.index // worker.count
@@ -172,21 +177,55 @@ def _order(datasets: Sequence[Dataset], worker: Worker) -> list[tuple[Dataset, i
 def build_shards(
     datasets: Sequence[Dataset], encoder: RecordEncoder, render: Render | None, worker: Worker, meter: Meter
 ) -> None:
-    """Build the shards that no worker has built. Raises PreparationError or OSError."""
-    for dataset, number in _order(datasets, worker):
-        if dataset.done.is_file() or shards.lengths_file(dataset.work, number).is_file():
-            continue
+    """Build the shards that no worker has built or builds. Raises PreparationError or OSError.
+
+    Worker 0 returns when all are complete, another one when it has nothing left to begin.
+    """
+    claims = Claims()
+    left = _order(datasets, worker)
+    while True:
+        for dataset, number in left:
+            owner = f"{worker.index} {dataset.source.output}"
+            try:
+                _build(dataset, number, claims, owner, encoder, render, meter)
+            except FileNotFoundError:
+                # Worker 0 joined the shards, and removed them, while this one was at the last.
+                if not dataset.done.is_file():
+                    raise
+        left = [(dataset, number) for dataset, number in left if not _is_built(dataset, number)]
+        if worker.index or not left:
+            return
+        meter.refresh()
+        time.sleep(_WAIT_SECONDS)
+
+
+def _is_built(dataset: Dataset, number: int) -> bool:
+    return dataset.done.is_file() or shards.lengths_file(dataset.work, number).is_file()
+
+
+def _build(
+    dataset: Dataset,
+    number: int,
+    claims: Claims,
+    owner: str,
+    encoder: RecordEncoder,
+    render: Render | None,
+    meter: Meter,
+) -> None:
+    """Build a shard, unless it is there or another worker builds it."""
+    shard = shards.records_file(dataset.work, number)
+    if _is_built(dataset, number) or not claims.take(shard, owner):
+        return
+    # A network file system may have shown what was before; to write in the folder updates it.
+    if not _is_built(dataset, number):
         limit = dataset.source.documents
         if limit is not None:
             limit = max(0, limit - shards.documents_before(dataset.work, number, limit))
         position = Position()
         texts = read_documents(dataset.source, dataset.divided[number], render, position)
-        try:
-            shards.write_shard(dataset.work, number, meter.watched(texts, position), encoder, limit)
-        except FileNotFoundError:
-            # Worker 0 joined the shards, and removed them, while this one repeated the last.
-            if not dataset.done.is_file():
-                raise
+        texts = claims.kept(shard, owner, meter.watched(texts, position))
+        shards.write_shard(dataset.work, number, texts, encoder, limit)
+    claims.release(shard)
 
 
 def repair(dataset: Dataset, encoder: RecordEncoder, render: Render | None, meter: Meter) -> None:

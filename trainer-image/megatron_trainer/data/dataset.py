@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from megatron_trainer.data.sources import Shard, Source
@@ -26,10 +28,11 @@ class Dataset:
         """The file that marks the dataset as complete: counts, of documents first, and bytes of its files."""
         return self.folder / "done.json"
 
-    @property
+    @cached_property
     def work(self) -> Path:
-        """The folder of its shards."""
-        return self.folder / "shards"
+        """The folder of its shards. Shards of another division, as of another release, are in another one."""
+        division = json.dumps([[shard.size, shard.start, shard.end] for shard in self.divided])
+        return self.folder / f"shards-{zlib.crc32(division.encode()):08x}"
 
     def counts(self) -> tuple[int, ...] | None:
         """Return what `done` has; None unless all files are there in full length."""
@@ -52,6 +55,7 @@ class Dataset:
                 # Worker 0 of another recipe with this source was faster, and removed the shards.
                 if not self.done.is_file():
                     raise
-        shutil.rmtree(self.work, ignore_errors=True)
+        for shards in self.folder.glob("shards*"):
+            shutil.rmtree(shards, ignore_errors=True)
         for leftover in self.folder.glob(leftovers):
             leftover.unlink(missing_ok=True)

@@ -39,15 +39,19 @@ class Meter:
         """Pass the documents of a shard on."""
         for text in texts:
             yield text
-            now = time.monotonic()
-            if now - self._refreshed > _REFRESH_SECONDS:
-                self._current = position.bytes_read()
-                self._last = self._progress()
-                self._refreshed = now
-            if now - self._logged > _LOG_SECONDS:
-                self._log(self.line())
-                self._logged = now
+            self.refresh(position)
         self._current = 0
+
+    def refresh(self, position: Position | None = None) -> None:
+        """Measure again, if that is due; `position` is that in the shard that this worker builds."""
+        now = time.monotonic()
+        if now - self._refreshed > _REFRESH_SECONDS:
+            self._current = 0 if position is None else position.bytes_read()
+            self._last = self._progress()
+            self._refreshed = now
+        if now - self._logged > _LOG_SECONDS:
+            self._log(self.line())
+            self._logged = now
 
     @contextmanager
     def checking(self) -> Iterator[None]:

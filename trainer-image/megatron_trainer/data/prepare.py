@@ -8,7 +8,8 @@ Each file is one document; each line of a .jsonl file is one, under "text". Writ
 flags of the run after `--`, the index of the run's samples is built too (dataset_index.py).
 
 With --sources instead of --source it prepares what `data.sources` of a recipe lists (sources_command.py),
-with --chats, --images, --sound or --media what to fine-tune on (chats_command.py).
+with --chats, --images, --sound or --media what to fine-tune on (chats_command.py). With --check-blend or
+--check-root it checks what was prepared elsewhere (check_command.py).
 """
 
 import codecs
@@ -28,6 +29,7 @@ from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
+from megatron_trainer.data.log import log
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import PrepareOptions, parse_options, split_flags
 from megatron_trainer.secret_values import name_secret_variables, scrub
@@ -35,12 +37,6 @@ from megatron_trainer.volume_paths import left_volume
 
 _BLOCK = 1 << 20
 _PROGRESS_SECONDS = 5.0
-
-
-def _log(text: str) -> None:
-    # A name that is not UTF-8 must not end the worker.
-    shown = text.encode(errors="backslashreplace").decode()
-    print(f"megatron-prepare: {shown}", flush=True)
 
 
 def find_files(options: PrepareOptions) -> list[Path]:
@@ -143,9 +139,9 @@ def _tokenizer(options: PrepareOptions, files: Sequence[Path]) -> Any:
                     "format of transformers, or have one trained: leave out data.tokenizer of the recipe",
                 )
             started = time.monotonic()
-            _log(f"training a byte-level BPE of {options.tokenizer_vocab_size} entries on {len(files)} files")
+            log(f"training a byte-level BPE of {options.tokenizer_vocab_size} entries on {len(files)} files")
             tokenizer.train(read_documents(files), options.tokenizer_vocab_size, options.tokenizer_dir)
-            _log(f"trained in {time.monotonic() - started:.1f} s: {options.tokenizer_dir}")
+            log(f"trained in {time.monotonic() - started:.1f} s: {options.tokenizer_dir}")
         loaded, eod = tokenizer.load(options.tokenizer_dir)
     except tokenizer.TokenizerError as error:
         raise PreparationError(ExitCode.BAD_DATA, str(error)) from error
@@ -170,23 +166,22 @@ def build(options: PrepareOptions) -> PreparationResult:
     import torch
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    from megatron_trainer.data.shards import batches, temporary
+    from megatron_trainer.data.fast_encoder import FastEncoder
+    from megatron_trainer.data.shards import Encoder, temporary
 
     part = temporary(options.data)
-    builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(tokenizer.get_vocab_size()))
+    vocabulary = tokenizer.get_vocab_size()
+    builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(vocabulary))
+    encoder = FastEncoder(Encoder(tokenizer, vocabulary, eod), options.tokenizer_dir, options.workers, log)
     count = tokens = 0
     started = logged_at = time.monotonic()
-    for texts in batches(read_documents(files)):
-        for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-            ids = encoding.ids if eod is None else [*encoding.ids, eod]
-            if not ids:
-                continue
-            builder.add_document(torch.tensor(ids, dtype=torch.int64), [len(ids)])
-            count += 1
-            tokens += len(ids)
+    for ids in encoder.encode(read_documents(files)):
+        builder.add_document(torch.from_numpy(ids), [len(ids)])
+        count += 1
+        tokens += len(ids)
         if time.monotonic() - logged_at > _PROGRESS_SECONDS:
             logged_at = time.monotonic()
-            _log(f"{count} documents, {tokens} tokens, {tokens / (logged_at - started):.0f} tokens/s")
+            log(f"{count} documents, {tokens} tokens, {tokens / (logged_at - started):.0f} tokens/s")
     if not tokens:
         raise PreparationError(
             ExitCode.BAD_DATA, f"the {len(files)} files under {options.source} contain no text"
@@ -197,20 +192,23 @@ def build(options: PrepareOptions) -> PreparationResult:
         path = Path(f"{part}{suffix}")
         sizes.append(path.stat().st_size)
         path.replace(Path(f"{options.data}{suffix}"))
-    result = PreparationResult(count, tokens, tokenizer.get_vocab_size(), str(options.data), *sizes)
+    result = PreparationResult(count, tokens, vocabulary, str(options.data), *sizes)
     mark = temporary(options.marker)
     mark.write_text(json.dumps({"settings": options.settings(), "result": result.to_json()}, indent=2) + "\n")
     mark.replace(options.marker)
     return result
 
 
-def build_index(megatron_flags: Sequence[str]) -> str:
+def build_index(megatron_flags: Sequence[str], into: Path | None = None) -> str:
     """Build the index of the run's samples in a process of its own. Returns a line that describes the end.
+
+    `into` is a folder of the run on the data volume, where that of the checkpoints is not mounted.
 
     Its failure is not the preparation's: the run then builds the index itself, as without preparation, and
     has the better error if the flags are wrong.
     """
-    command = [sys.executable, "-m", "megatron_trainer.data.dataset_index", *megatron_flags]
+    command = [sys.executable, "-m", "megatron_trainer.data.dataset_index"]
+    command += [*(["--into", str(into)] if into else []), *megatron_flags]
     started = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.splitlines()
@@ -239,7 +237,7 @@ def _from_folder(argv: Sequence[str]) -> tuple[str, PreparationResult]:
         needs = check.parse_needs(options.megatron_flags, None, 1)
         if needs is not None and (problem := check.empty_split(needs, result.documents)):
             raise PreparationError(ExitCode.BAD_DATA, f"data.prepare.source: {problem}")
-        text = f"{text}; {build_index(options.megatron_flags)}"
+        text = f"{text}; {build_index(options.megatron_flags, options.index_dir)}"
     return text, result
 
 
@@ -250,6 +248,10 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
             from megatron_trainer.data import sources_command
 
             text, result = sources_command.run(argv)
+        elif {"--check-blend", "--check-root"} & {*split_flags(argv)[0]}:
+            from megatron_trainer.data import check_command
+
+            text, result = check_command.run(argv), None
         elif {"--chats", "--images", "--sound", "--media"} & {*argv}:
             from megatron_trainer.data import chats_command
 
@@ -287,13 +289,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     name_secret_variables()
     code, message, result = _run(sys.argv[1:] if argv is None else argv)
     message = scrub(message)
-    _log(f"{REASONS[code]} (exit {int(code)}): {message}")
+    log(f"{REASONS[code]} (exit {int(code)}): {message}")
     text = TerminationMessage.of(code, message).dumps(**(result.to_json() if result else {}))
     try:
         path = Path(os.environ.get(environment.ENV_TERMINATION_LOG, environment.DEFAULT_TERMINATION_LOG))
         path.write_text(text, encoding="utf-8")
     except OSError:
-        _log(text)
+        log(text)
     sys.exit(int(code))
 
 

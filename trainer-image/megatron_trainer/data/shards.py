@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-_MAGIC = b"MMIDIDX\x00\x00"
+from megatron_trainer.data.indexed_files import HEADER, MAGIC
+
 _BATCH_DOCUMENTS = 256
 # The tokenizer takes about 140 bytes for each.
 _BATCH_CHARACTERS = 1 << 20
@@ -184,7 +185,7 @@ def join(folder: Path, count: int, prefix: Path, encoder: TokenEncoder, limit: i
     documents = sum(taken)
     with Path(f"{prefix}.idx").open("wb") as stream:
         code = 8 if encoder.dtype == np.uint16 else 4
-        stream.write(_MAGIC + (1).to_bytes(8, "little") + bytes([code]))
+        stream.write(MAGIC + (1).to_bytes(8, "little") + bytes([code]))
         stream.write(documents.to_bytes(8, "little") + (documents + 1).to_bytes(8, "little"))
         for number, some in enumerate(taken):
             stream.write(read_lengths(folder, number, some).tobytes())
@@ -223,10 +224,9 @@ def read_lengths(folder: Path, number: int, documents: int) -> np.ndarray[Any, n
 
 def count_tokens(index: Path, first: int, last: int) -> int:
     """Return the number of tokens of the documents from `first` up to `last` of an index file."""
-    head = len(_MAGIC) + 8 + 1 + 8 + 8
     total = 0
     for start, end in pairwise([*range(first, last, 1 << 20), last]):
-        some = np.fromfile(index, dtype=np.int32, count=end - start, offset=head + 4 * start)
+        some = np.fromfile(index, dtype=np.int32, count=end - start, offset=HEADER + 4 * start)
         total += int(some.sum(dtype=np.int64))
     return total
 

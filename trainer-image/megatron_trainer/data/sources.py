@@ -25,7 +25,11 @@ from megatron_trainer.volume_paths import left_volume
 
 Format = Literal["jsonl", "chat", "text", "parquet", "hf", "webdataset"]
 SHARD_BYTES = 64 << 20
-"""Bytes of the source, uncompressed, that one shard reads: the most that a killed worker repeats."""
+"""Bytes of the source, uncompressed, that one shard reads at most: what a killed worker repeats."""
+# A range of an object, which is read as a whole (objects.py).
+_SMALLEST_SHARD = 8 << 20
+# So many shards divide well among workers of different speed.
+_SHARDS = 64
 LONGEST_DOCUMENT = 16 << 20
 """Bytes of a document: it is held in memory, and tokenizing it takes about 140 times as much."""
 _PARQUET_BUFFER = 1 << 20
@@ -52,6 +56,13 @@ class Source:
     """All of it is for validation; of chats, and samples."""
     media: tuple[Medium, ...] = IMAGES
     """What samples of a WebDataset have beside text."""
+    weight: float = 1.0
+    """Share of a run that fine-tunes, relative to the other sources."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it has documents, not conversations."""
+        return self.format not in ("chat", "webdataset")
 
     def refuse(self, setting: str, problem: str, code: ExitCode = ExitCode.BAD_DATA) -> PreparationError:
         """Return the error of one of its settings."""
@@ -223,7 +234,8 @@ def check_column(source: Source, path: SourceFile, schema: Any) -> None:
 def content_digest(source: Source, files: Sequence[SourceFile], tokenizer: str, eod: int | None) -> str:
     """Digest of all that the dataset depends on; a file counts by path, size and time of change or ETag.
 
-    `tokenizer` is the tokenizer's digest, `eod` the token id that is appended to each document.
+    `tokenizer` is the tokenizer's digest, `eod` the token id that is appended to each document. SHARD_BYTES
+    is in it for the datasets of earlier releases; how a source is divided does not change a dataset.
     """
     stats = [(str(path), size_of(path), version_of(path)) for path in files]
     depends = [1, SHARD_BYTES, source.format, source.key, source.documents, tokenizer, eod, stats]
@@ -232,15 +244,16 @@ def content_digest(source: Source, files: Sequence[SourceFile], tokenizer: str, 
 
 def divide(source: Source, files: Sequence[SourceFile]) -> list[Shard]:
     """Divide a source into shards, in the order of its documents. Raises PreparationError."""
+    size = min(SHARD_BYTES, max(_SMALLEST_SHARD, sum(map(size_of, files)) // _SHARDS))
     if source.format == "text":
-        return list(_groups(source, files))
+        return list(_groups(source, files, size))
     if source.format == "parquet":
-        return [shard for path in files for shard in _row_groups(source, path)]
+        return [shard for path in files for shard in _row_groups(source, path, size)]
     if source.format == "hf":
         return [_arrow_shard(source, path_of(path)) for path in files]
     if source.format == "webdataset":
         return [_tar(source, path) for path in files]
-    return [shard for path in files for shard in _byte_ranges(path)]
+    return [shard for path in files for shard in _byte_ranges(path, size)]
 
 
 def _tar(source: Source, path: SourceFile) -> Shard:
@@ -253,13 +266,13 @@ def _tar(source: Source, path: SourceFile) -> Shard:
     return Shard((path,), size_of(path))
 
 
-def _byte_ranges(path: SourceFile) -> Iterator[Shard]:
+def _byte_ranges(path: SourceFile, most: int) -> Iterator[Shard]:
     size = size_of(path)
     if is_compressed(path):
         yield Shard((path,), size)
         return
-    for start in range(0, size, SHARD_BYTES):
-        end = min(start + SHARD_BYTES, size)
+    for start in range(0, size, most):
+        end = min(start + most, size)
         yield Shard((path,), end - start, start, end)
 
 
@@ -269,14 +282,14 @@ def too_long() -> str:
     return f"is longer than {most}; a text file is one document: divide it, or convert it to JSON lines"
 
 
-def _groups(source: Source, files: Sequence[SourceFile]) -> Iterator[Shard]:
+def _groups(source: Source, files: Sequence[SourceFile], most: int) -> Iterator[Shard]:
     group: list[SourceFile] = []
     total = 0
     for path in files:
         size = size_of(path)
         if size > LONGEST_DOCUMENT and not is_compressed(path):
             raise source.refuse("path", f"{path} {too_long()}")
-        if group and total + size > SHARD_BYTES:
+        if group and total + size > most:
             yield Shard(tuple(group), total)
             group, total = [], 0
         group.append(path)
@@ -300,7 +313,7 @@ def open_parquet(path: SourceFile) -> Iterator[Any]:
             yield file
 
 
-def _row_groups(source: Source, path: SourceFile) -> Iterator[Shard]:
+def _row_groups(source: Source, path: SourceFile, most: int) -> Iterator[Shard]:
     import pyarrow as pa
 
     try:
@@ -312,7 +325,7 @@ def _row_groups(source: Source, path: SourceFile) -> Iterator[Shard]:
     start = total = 0
     for index in range(metadata.num_row_groups):
         size = metadata.row_group(index).total_byte_size
-        if index > start and total + size > SHARD_BYTES:
+        if index > start and total + size > most:
             yield Shard((path,), total, start, index)
             start, total = index, 0
         total += size

@@ -300,7 +300,7 @@ def test_a_dataset_whose_file_was_cut_or_removed_is_prepared_again(
 def test_shards_that_a_node_lost_with_its_power_are_built_again(tmp_path: Path, tokenizer_dir: Path) -> None:
     found = source(tmp_path, write(tmp_path / "raw", "jsonl"))
     prepare(tmp_path, tokenizer_dir, found, index=1, count=2)
-    [work] = (tmp_path / "out").glob("objects/*/shards")
+    [work] = (tmp_path / "out").glob("objects/*/shards-*")
     (work / "000001.tokens").write_bytes(b"")
     (work / "000003.lengths").write_bytes(b"")
     (work / "000004.tokens").unlink()

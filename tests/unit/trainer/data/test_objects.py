@@ -150,7 +150,7 @@ def test_two_workers_one_of_them_killed_write_what_one_writes(
     shared.mkdir()
     victim = command(shared, tokenizer_dir, store.endpoint, settings, 0, 2)
     work = shared / "out" / "objects"
-    while victim.poll() is None and len([*work.glob("*/shards/*.lengths")]) < 3:
+    while victim.poll() is None and len([*work.glob("*/shards-*/*.lengths")]) < 3:
         os.sched_yield()
     assert victim.poll() is None, "it was killed while it had work left"
     victim.send_signal(signal.SIGKILL)

@@ -100,7 +100,7 @@ def test_a_killed_worker_leaves_no_trace_in_the_result(tmp_path: Path, tokenizer
         path.write_bytes(path.read_bytes().rstrip(b"\n") + b"\n" + lines(TEXTS * 2))
     victim = command(tmp_path, tokenizer_dir, settings, 0)
     work = tmp_path / "out" / "objects"
-    while victim.poll() is None and len([*work.glob("*/shards/*.lengths")]) < 3:
+    while victim.poll() is None and len([*work.glob("*/shards-*/*.lengths")]) < 3:
         os.sched_yield()
     assert victim.poll() is None, "it was killed while it had work left"
     victim.send_signal(signal.SIGKILL)
