@@ -19,6 +19,8 @@ MODEL_FOLDER: Final = "hub.path"
 """Folder with config.json and tokenizer of the model, read wherever the function names a model of the hub."""
 NULL_TOKENIZER: Final = "NullTokenizer"
 """Value of `tokenizer.tokenizer_type` for random tokens; the trainer sets the size of its vocabulary."""
+BLEND: Final = "dataset.blend"
+"""true: the samples of several sources in `dataset.dataset_root` are read by their weights."""
 PACKED_FOLDER: Final = "dataset.packed_folder"
 """Folder for packed samples, which Bridge writes when the run starts; without it samples are padded."""
 PEFT_SCHEME: Final = "peft.scheme"
@@ -29,8 +31,8 @@ PEFT_SCHEME: Final = "peft.scheme"
 class BridgeRun:
     """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
 
-    CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME and SOUND_TEXT are not in a
-    ConfigContainer; the trainer reads them.
+    BLEND, CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME and SOUND_TEXT are not in
+    a ConfigContainer; the trainer reads them.
     """
 
     function: str

@@ -10,7 +10,7 @@ import pytest
 from megatron_contract.bridge_run import MODEL_FOLDER, Value
 from megatron_contract.environment import VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.data import chats_command
+from megatron_trainer.data import chats_command, samples_command
 
 from testkit.weights.warm import WarmConverter
 from tests.trainer.bridge_run import (
@@ -290,6 +290,49 @@ def test_a_killed_run_reads_the_chats_of_an_undisturbed_one_in_each_iteration(
     assert len(read) == len(set(read)) == 4 * ITERATIONS, "each chat at most once in the first epoch"
     assert max(read) < len(chats)
     assert expected.starts[1].dataset["path"].endswith("training.jsonl")
+
+
+def test_a_killed_run_reads_chats_and_text_by_weight_as_an_undisturbed_one(
+    volume: Path,
+    warm_bridge: WarmProcess,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number in range(20):
+        (volume / "raw" / f"{number}.txt").write_text(f"document {number} " * 9)
+    sources = [
+        {"path": "/data/raw/*.jsonl", "format": "chat", "weight": 0.75},
+        {"path": "/data/raw/*.txt", "weight": 0.25},
+    ]
+    spec = _spec("llama3.2-1b-lora", {"sources": sources, "split": "80,20,0"}, 128)
+    words = rendered_preparation(spec, volume)
+    chats_command.run(words)
+    undisturbed, killed = (
+        RecipeGang(tmp_path_factory.mktemp("run"), warm_bridge, volume, spec) for _ in range(2)
+    )
+    undisturbed.run_to_end()
+    killed.start()
+    killed.await_iteration(SAVED_EVERY + 1)
+    killed.kill_rank(0)
+    assert killed.wait() == [0], killed.log()[-3000:]
+
+    expected, found = undisturbed.samples(), killed.samples()
+    assert sorted(expected.places()) == list(range(1, ITERATIONS + 1))
+    assert found.places() == expected.places()
+    assert found.problems() == expected.problems() == []
+    assert expected.starts[1].dataset["order"] == "sequential"
+    assert undisturbed.distinct_losses() == killed.distinct_losses()
+    root = Path(words[words.index("--output") + 1])
+    records = list(map(json.loads, (root / "training.jsonl").read_text().splitlines()))
+    for places in expected.places().values():
+        assert sorted("messages" in records[place] for place in places) == [False, True, True, True]
+    shown = ["--iteration", "1", "--text", "8", "--json", "--tokenizer", f"{volume}/model"]
+    capsys.readouterr()
+    assert samples_command.run([str(killed.save), *shown]) == 0
+    texts = [
+        part["text"] for each in json.loads(capsys.readouterr().out)["samples"] for part in each["documents"]
+    ]
+    assert sorted(texts) == ["document", *['{"messag'] * 3]
 
 
 @pytest.mark.parametrize(

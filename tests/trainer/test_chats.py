@@ -194,7 +194,7 @@ def test_a_killed_pod_leaves_no_trace_in_the_chats(llama: Path, tmp_path: Path) 
     arguments = words(tmp_path, f"{tmp_path}/raw.jsonl", tokenizer=llama, split="90,10")
     victim = pod(tmp_path, arguments, 0)
     objects = tmp_path / "out" / "objects"
-    while victim.poll() is None and len([*objects.glob("*/shards/*.lengths")]) < 3:
+    while victim.poll() is None and len([*objects.glob("*/shards-*/*.lengths")]) < 3:
         os.sched_yield()
     assert victim.poll() is None, "it was killed while it had work left"
     victim.send_signal(signal.SIGKILL)

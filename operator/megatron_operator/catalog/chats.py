@@ -1,8 +1,8 @@
-"""`data.sources` of a recipe that fine-tunes: chats, or images or sound and text, which are prepared."""
+"""`data.sources` of a recipe that fine-tunes: chats and documents, or images or sound and text."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from megatron_contract.environment import DATA_DIR
@@ -36,13 +36,12 @@ def chat_errors(
     prepare = asked.get("prepare") or {}
     for number, source in enumerate(asked["sources"]):
         at = f"spec.data.sources[{number}]"
-        yield from _sample_errors(source, at, media) if media else _format_errors(source, at)
+        if media:
+            yield from _sample_errors(source, at, media)
         yield from sources.source_errors(source, at, media=media)
-        if source.get("weight", 1.0) != 1.0:
-            message = f"has no effect: an epoch has every {what} of every source once"
-            yield FieldError(f"{at}.weight", message, "leave it out; documents takes fewer of a source")
+    yield from _media_weight_errors(asked["sources"]) if media else _weight_errors(asked["sources"])
     yield from sources.repeated_sources(sources.blend(asked["sources"], prepare, {}), "spec.data.sources")
-    yield from _prepare_errors(prepare, f"{what}s")
+    yield from _prepare_errors(prepare, f"{what}s", any(map(is_text, asked["sources"])))
     yield from data.workers_errors(asked)
     yield from sources.storage_errors(asked)
     if has_validation_sets(asked):
@@ -73,11 +72,32 @@ def _split_errors(split: str, what: str, *, evaluates: bool) -> Iterator[FieldEr
         )
 
 
-def _format_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:
-    if source["format"] not in ("chat", "webdataset"):
-        message = f"{source['format']} has no answers to fine-tune on: chat is read"
-        fix = "convert it to chats (messages, or conversations), or set data.datasetRoot"
-        yield FieldError(f"{at}.format", message, fix)
+def is_blended(weights: Iterable[float]) -> bool:
+    """Whether sources are read by weight. With 1 for all, the default, an epoch has each sample once."""
+    return any(weight != 1.0 for weight in weights)
+
+
+def is_text(source: Mapping[str, Any]) -> bool:
+    """Whether a source has documents, all of whose tokens the loss counts."""
+    return source["format"] not in ("chat", "webdataset")
+
+
+def _weight_errors(listed: Sequence[Mapping[str, Any]]) -> Iterator[FieldError]:
+    """Errors of a weight beside which there is no other: of sources to train on, or for validation alone."""
+    for validation, use in ((False, "to train on"), (True, "for validation alone")):
+        numbers = [number for number, each in enumerate(listed) if bool(each.get("validation")) == validation]
+        if len(numbers) == 1 and (weight := listed[numbers[0]].get("weight", 1.0)) != 1.0:
+            message = f"{weight:g} has no effect: it is the only source {use}"
+            fix = "leave it out, or list the sources that it is mixed with"
+            yield FieldError(f"spec.data.sources[{numbers[0]}].weight", message, fix)
+
+
+def _media_weight_errors(listed: Sequence[Mapping[str, Any]]) -> Iterator[FieldError]:
+    for number, source in enumerate(listed):
+        if source.get("weight", 1.0) != 1.0:
+            message = "has no effect: an epoch has every sample of every source once"
+            fix = "leave it out; documents takes fewer of a source"
+            yield FieldError(f"spec.data.sources[{number}].weight", message, fix)
 
 
 def _sample_errors(source: Mapping[str, Any], at: str, media: Media) -> Iterator[FieldError]:
@@ -91,11 +111,12 @@ def _sample_errors(source: Mapping[str, Any], at: str, media: Media) -> Iterator
         yield FieldError(f"{at}.path", message, "copy the tar files to the data volume")
 
 
-def _prepare_errors(prepare: Mapping[str, Any], what: str) -> Iterator[FieldError]:
+def _prepare_errors(prepare: Mapping[str, Any], what: str, has_text: bool) -> Iterator[FieldError]:
     for leaf in sorted({"include", "tokenizerVocabSize"} & prepare.keys()):
         yield FieldError(f"spec.data.prepare.{leaf}", f"has no effect on {what}", _LEAVE)
     if prepare.get("appendEod") is False:
         message = f"false has no effect on {what}: the chat template ends an answer"
+        message += ", and each document has its end token" if has_text else ""
         yield FieldError("spec.data.prepare.appendEod", message, _LEAVE)
 
 
@@ -104,7 +125,9 @@ def chat_root(
 ) -> str:
     """The folder of what is prepared, relative to the data volume. Its name is of what it depends on."""
     prepare = asked.get("prepare") or {}
-    depends = [[each["path"], each.get("documents")] for each in asked["sources"]]
+    depends = [[each["path"], each.get("documents"), *_read_as(each)] for each in asked["sources"]]
+    if is_blended(weights := [each.get("weight", 1.0) for each in asked["sources"]]):
+        depends.append([weights])
     endpoint = (prepare.get("objectStorage") or {}).get("endpointUrl")
     if endpoint and any(map(sources.in_object_storage, asked["sources"])):
         depends.append([endpoint])
@@ -114,3 +137,7 @@ def chat_root(
         split = asked["split"]
     digest = hashlib.sha256(json.dumps([depends, tokenizer, seq_length, split]).encode()).hexdigest()
     return f"{sources.FOLDER}/{prepare.get('name', 'corpus')}-{digest[:12]}_{media or 'chats'}"
+
+
+def _read_as(source: Mapping[str, Any]) -> tuple[str, ...]:
+    return (source["format"], sources.text_name(source)) if is_text(source) else ()

@@ -29,7 +29,7 @@ def with_formats(
 ) -> tuple[MegatronRecipeSpec, list[FieldError]]:
     """The recipe with the format of each source, and the errors of sources whose suffix leaves it open.
 
-    Recipes that fine-tune read lines of chats only, or samples with `media`.
+    Recipes that fine-tune take lines for chats unless `key` is set, or read samples with `media`.
     """
     if spec.data is None or not spec.data.sources:
         return spec, []
@@ -41,7 +41,8 @@ def with_formats(
             message = f"is not set, and the suffix of {shown(source.path)} leaves it open"
             fix = "set jsonl, chat, text, parquet, hf or webdataset"
             if fine_tunes:
-                fix = "set webdataset, for tar files" if media else "set chat, if each line is a conversation"
+                fix = "set chat, if each line is a conversation, or jsonl, if it has text"
+                fix = "set webdataset, for tar files" if media else fix
             errors.append(FieldError(f"spec.data.sources[{number}].format", message, fix))
         completed.append(source.model_copy(update={"format": kind}))
     data = spec.data.model_copy(update={"sources": completed})

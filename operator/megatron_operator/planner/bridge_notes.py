@@ -7,6 +7,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.bridge_support import SEEN_ON_A_GPU
+from megatron_operator.catalog.chats import is_blended
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
 from megatron_operator.planner.batch import iterations
@@ -99,16 +100,26 @@ def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
     data, length, batch = resolved.data, iterations(resolved.training), plan.global_batch_size
     if not resolved.fine_tunes or not data.sources or length is None:
         return
+    what = "conversations" if all(each.format == "chat" for each in data.sources) else "samples"
     epochs = data.max_epochs or 1
-    what = "samples" if resolved.media else "conversations"
     times = "once" if epochs == 1 else f"{epochs:,} times"
-    yield (
-        f"data.sources must have at least {math.ceil(length / epochs) * batch:,} {what} for training:"
-        f" trainIters {length:,} x globalBatchSize {batch:,}, at most {times} each (data.maxEpochs)"
-    )
+    of_run = f"trainIters {length:,} x globalBatchSize {batch:,}, at most {times} each (data.maxEpochs)"
+    trained = {number: each.weight for number, each in enumerate(data.sources) if not each.validation}
+    if is_blended(trained.values()):
+        reads = length * batch / sum(trained.values())
+        each = ", ".join(
+            f"{math.ceil(reads * weight / epochs):,} of data.sources[{number}]"
+            for number, weight in trained.items()
+        )
+        yield f"{what} for training must be at least {each}: by their weights of {of_run}"
+    else:
+        yield (
+            f"data.sources must have at least {math.ceil(length / epochs) * batch:,} {what} for training:"
+            f" {of_run}"
+        )
     if not resolved.media:
         yield (
-            f"conversations are padded to {resolved.training.seq_length:,} tokens each, which the tokens a"
+            f"{what} are padded to {resolved.training.seq_length:,} tokens each, which the tokens a"
             " second include: set training.seqLength to the length of yours"
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from megatron_contract.bridge_run import (
+    BLEND,
     CHATS,
     IMAGE_TEXT,
     MOCK_DATA,
@@ -26,6 +27,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import ModelPart
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_sizes, bridge_support
+from megatron_operator.catalog.chats import is_blended
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.bridge import training_overrides
@@ -83,6 +85,8 @@ _OF_PARTS: Final[dict[ModelPart, str]] = {
 }
 """Part of a vision-language model -> path of whether it is frozen."""
 
+RESHARDABLE: Final = "checkpoint.dist_ckpt_optim_fully_reshardable"
+"""Path of whether checkpoints have the optimizer states for any layout."""
 _OF_HUB: Final = (
     "hf_dataset",
     "hf_validation_dataset",
@@ -105,7 +109,7 @@ def bridge_run(resolved: ResolvedRecipe, plan: Plan, name: str) -> BridgeRun:
         _training(resolved, plan),
         _adapters(resolved),
         _frozen(resolved),
-        _checkpoint(resolved, name),
+        _checkpoint(resolved, plan, name),
         _data(resolved, name),
     ):
         overrides |= dict(found)
@@ -240,9 +244,11 @@ def _frozen(resolved: ResolvedRecipe) -> Iterator[tuple[str, Value]]:
         yield path, part in resolved.frozen
 
 
-def _checkpoint(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
+def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> Iterator[tuple[str, Value]]:
     yield "checkpoint.save", f"{CHECKPOINT_DIR}/{name}"
     yield "checkpoint.save_interval", resolved.checkpoint.save_interval
+    if resolved.recovery.elastic is not None and plan.use_distributed_optimizer:
+        yield RESHARDABLE, True
     if resolved.init.source is not None:
         yield "checkpoint.pretrained_checkpoint", resolved.init.source.checkpoint
 
@@ -270,6 +276,8 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
         yield "dataset.do_validation", resolved.training.eval_iters != 0
     elif data.dataset_root is not None:
         yield CHATS, data.examples == "chat"
+        if is_blended(source.weight for source in data.sources or ()):
+            yield BLEND, True
         if data.packing:
             yield PACKED_FOLDER, f"{CHECKPOINT_DIR}/{name}/packed"
         yield from _files(

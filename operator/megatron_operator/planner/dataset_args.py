@@ -1,5 +1,6 @@
 """Which of Megatron's arguments decide what samples a run reads."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from megatron_contract.bridge_run import BridgeRun
@@ -45,6 +46,10 @@ _OF_BRIDGE: Final = {
     "dataset.data_path": "data-path",
 }
 """Path in Bridge's ConfigContainer -> Megatron's flag."""
+_TOKENIZER_OF_BRIDGE: Final = {
+    "tokenizer.tokenizer_type": "tokenizer-type",
+    "tokenizer.tokenizer_model": "tokenizer-model",
+}
 
 
 def bridge_dataset_arguments(run: BridgeRun) -> list[str]:
@@ -52,8 +57,17 @@ def bridge_dataset_arguments(run: BridgeRun) -> list[str]:
 
     It is checked before the run. Bridge builds the index of its samples itself.
     """
+    return _flags_of_bridge(run, _OF_BRIDGE)
+
+
+def bridge_check_arguments(run: BridgeRun) -> list[str]:
+    """Those of `bridge_dataset_arguments`, and the tokenizer, which ids are checked against."""
+    return _flags_of_bridge(run, _OF_BRIDGE | _TOKENIZER_OF_BRIDGE)
+
+
+def _flags_of_bridge(run: BridgeRun, flags: Mapping[str, str]) -> list[str]:
     words: list[str] = []
-    for path, flag in _OF_BRIDGE.items():
+    for path, flag in flags.items():
         value = run.overrides.get(path)
         if value is not None:
             words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]

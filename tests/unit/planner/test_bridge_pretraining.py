@@ -1,16 +1,20 @@
 """Recipes of engine bridge that pretrain: what they take, and what reaches their function."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from megatron_contract.bridge_run import BridgeRun, Value
+from megatron_contract.exit_codes import ExitCode
 from megatron_operator import catalog, manifests
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract
 from megatron_operator.planner import PlannedRun, admit
-from megatron_trainer.data import check
+from megatron_trainer.data import check, tokenizer
+from megatron_trainer.data.prepare import _run
 
 TOKENIZER = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"}
 HUB = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "org/name"}
@@ -93,6 +97,48 @@ def test_sources_are_prepared_with_the_tokenizer_of_the_model_and_checked_agains
     assert list(needs.weights.values()) == [0.75, 0.25]
 
 
+def dataset(prefix: Path, largest: int) -> None:
+    """A dataset of Megatron with 200 documents of 32 tokens, with one id that is `largest`."""
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32)
+    for number in range(200):
+        builder.add_document(torch.tensor([*range(31), largest if number == 100 else 0]), [32])
+    builder.finalize(f"{prefix}.idx")
+
+
+def test_the_datasets_of_a_blend_are_checked_against_the_tokenizer_of_the_run(tmp_path: Path) -> None:
+    """The arguments are those of the Job, with `tmp_path` for the data volume."""
+    training = {"seqLength": 64, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": 4, "evalIters": 0}
+    training |= {"lrWarmupIters": 1, "lrDecayIters": 4}
+    sizes = {"tensorModelParallelSize": 1, "expertModelParallelSize": 2, "sequenceParallel": False}
+    cpu = {"type": "cpu", "count": 2}
+    job = manifests.build(planned(accelerator=cpu, parallelism=sizes, training=training), "").check_job
+    assert job is not None
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = [str(word).replace("/data/", f"{tmp_path}/") for word in container["args"]]
+    words[words.index("--progress-port") : words.index("--progress-port") + 2] = []
+
+    dataset(tmp_path / "web_text_document", largest=50)
+    dataset(tmp_path / "code_text_document", largest=9000)
+    (tmp_path / "tokenizer").mkdir()
+    code, text, _ = _run(words)
+    assert (code, text.partition(" cannot load ")[0]) == (
+        ExitCode.BAD_DATA,
+        "data.tokenizer.tokenizerModel: transformers",
+    )
+    tokenizer.train(iter(["some text to train on"]), 260, tmp_path / "tokenizer")
+    code, text, _ = _run(words)
+    assert code == ExitCode.BAD_DATA, text
+    assert text.startswith(
+        f"data.blend[1].path: {tmp_path}/code_text_document.bin has token id 9,000, and the"
+    )
+    dataset(tmp_path / "code_text_document", largest=50)
+    code, text, _ = _run(words)
+    assert code == ExitCode.OK, text
+
+
 def test_random_tokens_replace_data_and_tokenizer() -> None:
     found = overrides(data={"mockData": True, **VOLUME})
     assert found["dataset.mock"] is True
@@ -167,13 +213,11 @@ def test_the_folder_and_the_tokenizer_belong_to_the_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"init": INIT | {"from": {"huggingFace": {"path": "/data/model"}}}}, "init.from"),
-        ({"init": INIT | {"from": {"recipe": "other"}}}, "init.from"),
+        ({"init": INIT | {"from": {"huggingFace": {"path": "/data/model"}}}}, "init.from.huggingFace.path"),
         ({"export": {"huggingFace": {"path": "/data/out"}}}, "export"),
         ({"peft": {"dim": 4}}, "peft"),
         ({"data": BLEND | {"datasetRoot": "chats"}}, "data.datasetRoot"),
         ({"data": BLEND | {"examples": "chat"}}, "data.examples"),
-        ({"data": BLEND | {"maxEpochs": 2}}, "data.maxEpochs"),
         ({"data": BLEND | {"prepare": {"source": "/data/raw"}}}, "data.prepare.source"),
         ({"data": BLEND | {"tokenizer": HUB}}, "data.tokenizer.tokenizerModel"),
         ({"data": BLEND | {"tokenizer": {"tokenizerType": "NullTokenizer"}}}, "data.tokenizer.tokenizerType"),
@@ -183,7 +227,6 @@ def test_the_folder_and_the_tokenizer_belong_to_the_checkpoints() -> None:
         ({"training": {"bf16": False}}, "training.bf16"),
         ({"parallelism": {"contextParallelSize": 2}}, "parallelism.contextParallelSize"),
         ({"checkpoint": {"asyncSave": True}}, "checkpoint.asyncSave"),
-        ({"recovery": {"elastic": {"minCount": 8}}}, "recovery.elastic"),
         ({"training": {"trainIters": 100}}, "training.lrWarmupIters"),
     ],
 )
@@ -200,18 +243,36 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
         ("minimax-m2", 256, "leave it out, or choose a recipe of mode sft or lora (megatron recipes list)"),
     ],
 )
-def test_what_weights_are_for_is_refused_with_the_recipe_that_starts_from_some(
+def test_weights_of_hugging_face_are_refused_with_the_recipe_that_imports_them(
     recipe: str, count: int, fix: str
 ) -> None:
-    weights = {"init": INIT | {"from": {"megatron": {"path": "/data/base"}}}}
+    weights = {"init": INIT | {"from": {"huggingFace": {"path": "/data/base"}}}}
     assert refusals(recipe, count, **weights) == [
-        f"spec.init.from: is not passed to Megatron-Bridge: {recipe} starts from random weights; {fix}"
+        f"spec.init.from.huggingFace.path: is not imported: {recipe} starts from random weights, or from a "
+        f"checkpoint of Megatron-Bridge; set init.from.recipe or init.from.megatron.path, {fix}"
     ]
     (found,) = refusals(recipe, count, export={"huggingFace": {"path": "/data/out"}})
     assert found == (
-        f"spec.export: is not available: {recipe} is pretrained by Megatron-Bridge from random weights, and"
-        f" its result is a checkpoint of Megatron; {fix}"
+        f"spec.export: is not available: {recipe} is pretrained by Megatron-Bridge, and its result is a "
+        f"checkpoint of Megatron; {fix}"
     )
+
+
+@pytest.mark.parametrize(
+    "source", [{"recipe": "first-half"}, {"megatron": {"path": "/checkpoints/first-half"}}]
+)
+def test_a_run_starts_from_the_weights_of_another_one(source: dict[str, Any]) -> None:
+    found = overrides(init=INIT | {"from": source}, checkpoint={"volume": {"claimName": "runs"}})
+    assert found["checkpoint.pretrained_checkpoint"] == "/checkpoints/first-half"
+
+
+def test_checkpoints_of_an_elastic_run_load_in_any_layout() -> None:
+    elastic = planned(recovery={"elastic": {"minCount": 8}})
+    for run, reshardable in ((elastic, "true"), (planned(), "false")):
+        found = BridgeRun.from_arguments(run.arguments).overrides
+        assert found.get("checkpoint.dist_ckpt_optim_fully_reshardable", False) is (reshardable == "true")
+        contract = checkpoint_contract(run.resolved, run.plan, run.arguments)
+        assert contract["optimizerReshardable"] == reshardable
 
 
 def test_sequence_parallelism_of_a_function_is_left_out_on_a_cpu_and_refused_of_a_recipe() -> None:

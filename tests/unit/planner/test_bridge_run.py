@@ -10,6 +10,8 @@ from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.planner import PlannedRun, admit
 from megatron_trainer.data import chats_command
+from megatron_trainer.data.media import IMAGES
+from megatron_trainer.data.objects import AWS
 
 PROFILES: dict[str, Any] = {"accelerators": {"h100-sxm": {"image": "of-the-profile"}}}
 INIT: dict[str, Any] = {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}}
@@ -142,6 +144,52 @@ def test_what_chats_depend_on_is_in_the_name_of_their_folder(change: dict[str, A
     assert longer["dataset.dataset_root"] == before
 
 
+MIXED: dict[str, Any] = SOURCES | {
+    "sources": [
+        {"path": "s3://corpus/chat/*.jsonl.zst", "format": "chat", "weight": 0.8},
+        {"path": "/data/raw/docs.parquet", "column": "body", "weight": 0.2},
+    ]
+}
+
+
+def test_chats_and_text_are_mixed_by_weight() -> None:
+    run = planned("llama3.1-8b-lora", data=MIXED)
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert (found["dataset.blend"], found["dataset.chats"]) == (True, True)
+    job = manifests.build(run, "").prepare_job
+    assert job is not None
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    args = chats_command._parse(container["args"])
+    chats, documents = chats_command._sources(args.chats, "chat", args.output, AWS, IMAGES)
+    assert (chats.format, chats.weight, chats.is_text) == ("chat", 0.8, False)
+    assert (documents.format, documents.key, documents.weight) == ("parquet", "body", 0.2)
+    assert any(
+        note.startswith(
+            "samples for training must be at least 6,400 of data.sources[0], 1,600 of data.sources[1]"
+        )
+        for note in run.plan.notes
+    )
+
+
+def test_sources_without_weights_are_not_read_by_weight() -> None:
+    listed = [{key: value for key, value in each.items() if key != "weight"} for each in MIXED["sources"]]
+    assert "dataset.blend" not in overrides("llama3.1-8b-lora", data=MIXED | {"sources": listed})
+
+
+def test_weights_and_where_the_text_is_are_in_the_name_of_the_folder() -> None:
+    chats, documents = MIXED["sources"]
+    changes: list[dict[str, Any]] = [{}, {"weight": 0.3}, {"column": "text"}]
+    folders = {
+        str(
+            overrides("llama3.1-8b-lora", data=MIXED | {"sources": [chats, documents | change]})[
+                "dataset.dataset_root"
+            ]
+        )
+        for change in changes
+    }
+    assert len(folders) == len(changes)
+
+
 @pytest.mark.parametrize(("epochs", "needed"), [(None, "8,000"), (3, "2,672")])
 def test_the_plan_has_the_number_of_conversations_that_the_preparation_asks_for(
     epochs: int | None, needed: str
@@ -249,7 +297,13 @@ def test_a_function_that_measures_throughput_is_not_started() -> None:
         ({"megatronArgs": {"log-throughput": True}}, "megatronArgs"),
         ({"checkpoint": {"asyncSave": True}}, "checkpoint.asyncSave"),
         ({"checkpoint": {"local": {"sizeLimit": "1Ti", "saveInterval": 5}}}, "checkpoint.local"),
-        ({"recovery": {"elastic": {"minCount": 8}}}, "recovery.elastic"),
+        (
+            {
+                "recovery": {"elastic": {"minCount": 8}},
+                "peft": {"type": "dora", "targetModules": ["linear_fc1"]},
+            },
+            "recovery.elastic",
+        ),
         ({"data": FILES | {"split": "9,1,0"}}, "data.split"),
         ({"data": FILES | {"dataloaderType": "cyclic"}}, "data.dataloaderType"),
         ({"data": {"volume": {"claimName": "c"}, "blend": [{"path": "x"}]}}, "data.blend"),

@@ -1,10 +1,12 @@
-"""Which tokens of a chat the loss counts, by Megatron-Bridge's own function."""
+"""Which tokens of a chat the loss counts, by Megatron-Bridge's own function; of a document it counts all."""
 
 import json
 from typing import Any, Final
 
 from megatron_trainer.errors import TrainerError
 
+IDS: Final = "input_ids"
+"""The only key of a line with the ids of a document, or of a piece of one."""
 _NO_MARKERS: Final = "Unable to build assistant loss mask"
 _NO_ANSWER: Final = "AssistantMaskBoundaryConfig did not match"
 _WITHOUT_ANSWER: Final = (
@@ -45,3 +47,11 @@ def tokenize(record: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
     if not bool(found.assistant_mask.any()):
         raise AnswerError(_WITHOUT_ANSWER)
     return found.input_ids, found.assistant_mask
+
+
+def ids_of(record: Any) -> list[int] | None:
+    """Return the ids of a line with a document, or a piece of one; None for a chat."""
+    if not isinstance(record, dict) or record.keys() != {IDS}:
+        return None
+    found: list[int] = record[IDS]
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge import configuration
-from megatron_trainer.bridge.chat_tokens import AnswerError, tokenize
+from megatron_trainer.bridge.chat_tokens import AnswerError, ids_of, tokenize
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.worker.failures import RankError
 
@@ -36,9 +36,6 @@ def check(config: Any) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
     )
-    if not tokenizer.chat_template:
-        text = f"data.tokenizer.tokenizerModel: {folder} has no chat template; add chat_template.jinja there"
-        raise RankError(ExitCode.BAD_DATA, text)
     for name in ("training", *(["validation"] if dataset.do_validation else [])):
         path = Path(root) / f"{name}.jsonl"
         if path.is_file():
@@ -49,7 +46,14 @@ def _check_line(path: Path, tokenizer: Any) -> None:
     with path.open(encoding="utf-8") as stream:
         line = stream.readline()
     try:
-        tokenize(json.loads(line), tokenizer)
+        record = json.loads(line)
+        if ids_of(record) is not None:
+            return
+        if not tokenizer.chat_template:
+            folder = tokenizer.name_or_path
+            text = f"{folder} has no chat template; add chat_template.jinja there"
+            raise RankError(ExitCode.BAD_DATA, f"data.tokenizer.tokenizerModel: {text}")
+        tokenize(record, tokenizer)
     except (AnswerError, ValueError) as error:
         raise RankError(ExitCode.BAD_DATA, f"{path}:1: {error}") from error
 

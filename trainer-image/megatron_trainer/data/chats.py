@@ -1,8 +1,9 @@
-"""Prepares chats, or samples of media and text, to fine-tune: training.jsonl and validation.jsonl.
+"""Prepares chats, documents, or samples of media and text, to fine-tune: training.jsonl and validation.jsonl.
 
 Workers share the conversations by shards as they do documents (blend.py), but a shard's records are lines
 instead of tokens. Each source becomes a folder under a digest of what it was made from; the first share of
-its chats is for training, the next for validation. The folder of several sources has their files joined.
+its chats is for training, the next for validation. The folder of several sources has their files joined, and
+the weights by which the run reads them (bridge/sample_blend.py).
 """
 
 import hashlib
@@ -13,19 +14,25 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.bridge import sample_blend
 from megatron_trainer.data import check, shards, tokenizer
 from megatron_trainer.data.answers import ChatLines, LineEncoder
-from megatron_trainer.data.blend import Worker, build_shards, load_encoder, log, repair
+from megatron_trainer.data.blend import Worker, build_shards, load_encoder, repair
 from megatron_trainer.data.chat import ConversationError
+from megatron_trainer.data.chat_check import ChatCounts, ChatRun, Part, check_run, parts
 from megatron_trainer.data.dataset import Dataset
+from megatron_trainer.data.document_lines import DocumentLines
+from megatron_trainer.data.documents import Render
 from megatron_trainer.data.image_samples import SampleLines, digest_of_processor
+from megatron_trainer.data.log import log
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.shards import RecordEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
 
@@ -34,31 +41,11 @@ _BLOCK = 8 << 20
 
 
 @dataclass(frozen=True)
-class ChatRun:
-    """What a run reads: samples of `seq_length` tokens, `batch` an iteration, `samples` in all of training.
+class _Lines:
+    """How the lines of a source are made; `render` of conversations alone."""
 
-    `split` are the shares of training and validation.
-    """
-
-    seq_length: int
-    batch: int
-    samples: int
-    max_epochs: int
-    split: str
-    evaluates: bool
-    vocab_size: int | None = None
-
-
-class ChatCounts(NamedTuple):
-    """Numbers of chats of a folder: all that were read, and where they went."""
-
-    read: int
-    left_out: int
-    """Chats of which no answer begins within a sample."""
-    training: int
-    """Chats in the file of the training split."""
-    validation: int
-    """Chats in the file of the validation split."""
+    encoder: RecordEncoder
+    render: Render | None = None
 
 
 def prepare_chats(
@@ -76,24 +63,29 @@ def prepare_chats(
     """
     lines = _load(sources, tokenizer_dir, run)
     splits = {source.name: _split(source, run) for source in sources}
-    digests = {split: _digest(sources, tokenizer_dir, run, split) for split in set(splits.values())}
-    datasets = [_dataset(source, folder, digests[splits[source.name]]) for source in sources]
+    digests = {source.name: _digest(source, tokenizer_dir, run, splits[source.name]) for source in sources}
+    datasets = [_dataset(source, folder, digests[source.name]) for source in sources]
     made = _folder(datasets, folder)
     _check_link(sources[0], root, made)
     meter = meter or Meter(log)
     meter.begin(datasets)
-    build_shards(datasets, LineEncoder(), lines.line, worker, meter)
+    for is_text in (False, True):
+        if group := [dataset for dataset in datasets if dataset.source.is_text == is_text]:
+            of_group = lines[group[0].source.name]
+            build_shards(group, of_group.encoder, of_group.render, worker, meter)
     if worker.index:
         return None
     for dataset in datasets:
+        of_source = lines[dataset.source.name]
         if not dataset.done.is_file():
-            repair(dataset, LineEncoder(), lines.line, meter)
+            repair(dataset, of_source.encoder, of_source.render, meter)
         dataset.finish(partial(_join, dataset, splits[dataset.source.name]), ".*.jsonl.*")
-    if len(datasets) > 1:
-        _concatenate(datasets, made)
     counts = [_counts(dataset) for dataset in datasets]
     total = ChatCounts(*(sum(each) for each in zip(*counts, strict=True)))
-    _check_run(total, run, [source.name for source in sources if source.validation])
+    files = parts(sources, counts)
+    if len(datasets) > 1:
+        _concatenate(datasets, made, files)
+    check_run(*files, run)
     _link(root, made)
     return total
 
@@ -102,7 +94,8 @@ def _of_samples(sources: Sequence[Source]) -> bool:
     return sources[0].format == "webdataset"
 
 
-def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatLines | SampleLines:
+def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> dict[str, _Lines]:
+    """Return how the lines of each source are made, by its name. Raises PreparationError."""
     encoder = load_encoder(tokenizer_dir, append_eod=False)
     if tokenizer.load(tokenizer_dir)[1] is None:
         text = f"data.tokenizer.tokenizerModel: {tokenizer_dir} has no eos_token in its vocabulary"
@@ -110,11 +103,22 @@ def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatL
         raise PreparationError(ExitCode.BAD_DATA, f"{text}; {fix}")
     check.check_vocabulary(tokenizer_dir, encoder, run.vocab_size)
     check.check_tokenizer(tokenizer_dir, encoder)
-    try:
-        lines = SampleLines if _of_samples(sources) else ChatLines
-        return lines(tokenizer_dir, run.seq_length, run.vocab_size)
-    except ConversationError as error:
-        raise sources[0].refuse("format", str(error)) from error
+    found = {}
+    if any(source.is_text for source in sources):
+        ending = load_encoder(tokenizer_dir, append_eod=True)
+        of_text = _Lines(DocumentLines(ending, run.seq_length, run.vocab_size))
+        found = {source.name: of_text for source in sources if source.is_text}
+    if spoken := [source for source in sources if not source.is_text]:
+        try:
+            made: ChatLines | SampleLines
+            if _of_samples(spoken):
+                made = SampleLines(tokenizer_dir, run.seq_length, run.vocab_size)
+            else:
+                made = ChatLines(tokenizer_dir, run.seq_length, run.vocab_size)
+        except ConversationError as error:
+            raise spoken[0].refuse("format", str(error)) from error
+        found |= {source.name: _Lines(LineEncoder(), made.line) for source in spoken}
+    return found
 
 
 def _split(source: Source, run: ChatRun) -> str:
@@ -122,12 +126,12 @@ def _split(source: Source, run: ChatRun) -> str:
     return "0,100" if source.validation else run.split
 
 
-def _digest(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun, split: str) -> str:
-    """Digest of all but the files that the lines and their split depend on."""
-    files = digest_of_tokenizer(tokenizer_dir, with_template=True)
-    what = ["chats"]
-    if _of_samples(sources):
-        what = [medium.many for medium in sources[0].media]
+def _digest(source: Source, tokenizer_dir: Path, run: ChatRun, split: str) -> str:
+    """Digest of all but the files that the lines of a source and their split depend on."""
+    files = digest_of_tokenizer(tokenizer_dir, with_template=not source.is_text)
+    what = ["documents" if source.is_text else "chats"]
+    if _of_samples([source]):
+        what = [medium.many for medium in source.media]
         what += ["crc32", digest_of_processor(tokenizer_dir)]
     depends = [*what, run.seq_length, split, run.vocab_size, files]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()
@@ -145,9 +149,12 @@ def _dataset(source: Source, folder: Path, digest: str) -> Dataset:
 
 def _folder(datasets: Sequence[Dataset], folder: Path) -> Path:
     """The folder of what a run reads."""
-    names = [dataset.folder.name for dataset in datasets]
+    names: list[object] = [dataset.folder.name for dataset in datasets]
     if len(names) == 1:
         return datasets[0].folder
+    weights = [dataset.source.weight for dataset in datasets]
+    if sample_blend.is_weighted(weights):
+        names.append(weights)
     return folder / "objects" / hashlib.sha256(json.dumps(names).encode()).hexdigest()[:32]
 
 
@@ -172,6 +179,8 @@ def _join(dataset: Dataset, split: str) -> None:
     lengths = [shards.read_lengths(dataset.work, number, some) for number, some in enumerate(taken)]
     kept = sum(int((each > 0).sum()) for each in lengths)
     if not kept:
+        if source.is_text:
+            raise source.refuse("path", f"the files of {source.path} contain no text; correct the path")
         what = (
             "of its chats an answer begins within training.seqLength" if sum(taken) else "of its files a chat"
         )
@@ -183,28 +192,34 @@ def _join(dataset: Dataset, split: str) -> None:
     lines = np.concatenate([each[each > 0] for each in lengths])
     ends = [int(lines[:count].sum(dtype=np.int64)) for count in (0, training, training + validation)]
     bytes_of = [int(each.sum(dtype=np.int64)) for each in lengths]
+    samples = []
     for name, (first, end) in zip(FILES, pairwise(ends), strict=True):
         part = shards.temporary(dataset.folder / name)
         with part.open("wb") as stream:
-            before = 0
+            before = count = 0
             for number, length in enumerate(bytes_of):
                 at, until = max(first, before), min(end, before + length)
                 if at < until:
-                    _copy(shards.records_file(dataset.work, number), stream, at - before, until - before)
+                    records = shards.records_file(dataset.work, number)
+                    count += _copy(records, stream, at - before, until - before)
                 before += length
             shards.flush(stream)
         part.replace(dataset.folder / name)
+        samples.append(count)
     sizes = [end - first for first, end in pairwise(ends)]
-    _mark(dataset.folder, [sum(taken), sum(taken) - kept, training, validation, *sizes])
+    _mark(dataset.folder, [sum(taken), sum(taken) - kept, *samples, *sizes])
 
 
-def _copy(source: Path, target: BinaryIO, first: int, end: int) -> None:
-    """Append the bytes from `first` up to `end` of a file."""
+def _copy(source: Path, target: BinaryIO, first: int, end: int) -> int:
+    """Append the bytes from `first` up to `end` of a file. Returns the number of lines that end there."""
+    lines = 0
     with source.open("rb") as stream:
         stream.seek(first)
         while first < end and (data := stream.read(min(end - first, _BLOCK))):
             target.write(data)
+            lines += data.count(b"\n")
             first += len(data)
+    return lines
 
 
 def _mark(folder: Path, counts: list[int]) -> None:
@@ -213,8 +228,8 @@ def _mark(folder: Path, counts: list[int]) -> None:
     mark.replace(folder / "done.json")
 
 
-def _concatenate(datasets: Sequence[Dataset], made: Path) -> None:
-    """Write the files of all sources after each other; the run shuffles them."""
+def _concatenate(datasets: Sequence[Dataset], made: Path, files: Sequence[Part]) -> None:
+    """Write the files of all sources after each other, which the run shuffles, and their weights."""
     if (made / "done.json").is_file():
         return
     made.mkdir(parents=True, exist_ok=True)
@@ -227,37 +242,11 @@ def _concatenate(datasets: Sequence[Dataset], made: Path) -> None:
             shards.flush(stream)
         sizes.append(part.stat().st_size)
         part.replace(made / name)
+    if any(file.mix for file in files):
+        part = shards.temporary(made / sample_blend.FILE)
+        part.write_text(sample_blend.dump({file.name: file.mix for file in files}), encoding="utf-8")
+        part.replace(made / sample_blend.FILE)
     _mark(made, [*(sum(each) for each in zip(*map(_counts, datasets), strict=True)), *sizes])
-
-
-def _check_run(total: ChatCounts, run: ChatRun, evaluated: Sequence[str]) -> None:
-    """Raise PreparationError unless a batch of each file is there, and the run repeats no chat too often.
-
-    `evaluated`: names of the sources that are for validation alone.
-    """
-    for name, chats in (("training", total.training), ("validation", total.validation)):
-        if chats >= run.batch or (name == "validation" and not run.evaluates):
-            continue
-        text = (
-            f"data.split {run.split} leaves {chats:,} chats to {name}, and an iteration takes {run.batch:,}"
-        )
-        fix = "add chats, or set another data.split or training.globalBatchSize"
-        if evaluated:
-            given = ", ".join(evaluated) if name == "validation" else "the sources without validation"
-            text = f"{given}: {chats:,} chats for {name}, and an iteration takes {run.batch:,}"
-            fix = "add chats, or set another training.globalBatchSize"
-        fix += ", or training.evalIters: 0" if name == "validation" else ""
-        raise PreparationError(ExitCode.BAD_DATA, f"{text}; {fix}")
-    epoch = total.training // run.batch * run.batch
-    epochs = -(-run.samples // epoch)
-    if epochs > run.max_epochs:
-        text = (
-            f"the run reads {run.samples:,} chats, and {total.training:,} are for training: {epochs:,} epochs"
-        )
-        fix = f"set data.maxEpochs: {epochs}, a smaller training.trainIters, or add chats"
-        raise PreparationError(
-            ExitCode.BAD_DATA, f"data.maxEpochs: {text}, at most {run.max_epochs:,}; {fix}"
-        )
 
 
 def _link(root: Path, made: Path) -> None:

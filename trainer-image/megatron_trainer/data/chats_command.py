@@ -14,8 +14,9 @@ from pathlib import Path
 
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.data.blend import log
-from megatron_trainer.data.chats import ChatRun, prepare_chats
+from megatron_trainer.data.chat_check import ChatRun
+from megatron_trainer.data.chats import prepare_chats
+from megatron_trainer.data.log import log
 from megatron_trainer.data.media import IMAGES, MEDIA, Medium
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
@@ -50,9 +51,11 @@ def run(argv: Sequence[str]) -> str:
     )
     found = prepare_chats(sources, args.output_dir, args.output, args.tokenizer_dir, worker, asked, meter)
     if found is None:
-        return "all shards are complete; worker 0 joins them"
+        return "no shard is left to begin; worker 0 joins them"
     what = "chats" if kind == "chat" else "samples"
     text = f"{found.read:,} {what} are prepared, {found.training:,} for training"
+    if any(source.is_text for source in sources):
+        text = f"{found.read:,} chats and documents are prepared, {found.training:,} samples for training"
     text += f", {found.validation:,} for validation"
     if not found.left_out:
         return text
@@ -66,12 +69,14 @@ def _sources(text: str, kind: Format, output: Path, store: Store, media: tuple[M
             Source(
                 f"data.sources[{number}]",
                 str(each["path"]),
-                kind,
+                each.get("format", kind),
                 output,
+                str(each.get("key", "text")),
                 documents=each.get("documents"),
                 store=store,
                 validation=bool(each.get("validation")),
                 media=media,
+                weight=float(each.get("weight", 1)),
             )
             for number, each in enumerate(json.loads(text))
         ]

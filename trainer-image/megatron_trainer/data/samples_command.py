@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 from megatron_contract.environment import SAMPLES_DIR
 from megatron_contract.wire import camel_case
 
+from megatron_trainer.bridge.chat_tokens import ids_of
 from megatron_trainer.data.sample_documents import Part, SampleIndex, SampleIndexError, open_index
 from megatron_trainer.data.sample_history import SampleHistory
 from megatron_trainer.telemetry.sample_log import TRAINED
@@ -214,10 +215,21 @@ def _texts(index: SampleIndex | None, arguments: argparse.Namespace) -> Any:
             ids = documents(part.path).get(part.number, offset=part.first_token, length=min(tokens, size))
             return {"text": tokenizer().decode(ids.tolist(), skip_special_tokens=False)[:length]}
         if part.path.endswith(_LINES):
-            return {"text": lines(part.path)[part.number].decode(errors="replace")[:length]}
+            line = lines(part.path)[part.number].decode(errors="replace")
+            if (ids := _ids_of(line)) is not None:
+                line = tokenizer().decode(ids[: 4 * length], skip_special_tokens=False)
+            return {"text": line[:length]}
         return {}
 
     return add
+
+
+def _ids_of(line: str) -> list[int] | None:
+    """The token ids of a document among chats; None for a line of text."""
+    try:
+        return ids_of(json.loads(line))
+    except ValueError:
+        return None
 
 
 if __name__ == "__main__":

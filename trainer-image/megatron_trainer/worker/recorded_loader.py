@@ -106,7 +106,9 @@ def describe(loader: DataLoader[Any]) -> dict[str, Any]:
     sequences of one; `tars` of a folder; `random` numbers, and others.
     """
     dataset: Any = loader.dataset
-    order = SEQUENTIAL if type(loader.batch_sampler).__name__ == _IN_ORDER else SHUFFLED
+    sampler = loader.batch_sampler
+    in_order = type(sampler).__name__ == _IN_ORDER or getattr(sampler, "shuffle", None) is False
+    order = SEQUENTIAL if in_order else SHUFFLED
     found: dict[str, Any] = {"order": order}
     digest, config = getattr(dataset, "unique_description_hash", None), getattr(dataset, "config", None)
     if digest is not None and not getattr(config, "mock", False):
