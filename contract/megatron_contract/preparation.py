@@ -1,9 +1,17 @@
-"""What `megatron-prepare` adds to its termination message when it succeeds."""
+"""What `megatron-prepare` leaves: counts in its termination message, and folders on the data volume."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from megatron_contract.limits import Bytes, Count, LongText
 from megatron_contract.wire import Message
+
+PREPARED_FOLDER: Final = "prepared"
+"""Folder of the data volume with all that is prepared."""
+INDEX_FOLDER: Final = f"{PREPARED_FOLDER}/index"
+"""In it; a folder for each run with the index of its samples, where the checkpoints were not mounted."""
+CHECKED_FOLDER: Final = f"{PREPARED_FOLDER}/checked"
+"""In it; a file for each dataset of `data.blend` with its smallest and largest token id."""
 
 
 @dataclass(frozen=True, slots=True)

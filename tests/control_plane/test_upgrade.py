@@ -23,6 +23,7 @@ from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM, STORAGE_CLASS
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.pod_per_job import COMPLETED, QUEUE
+from tests.control_plane.test_diagnosis import create_claim
 from tests.control_plane.world import World
 
 VALUES: Object = {"platform": PLATFORM}
@@ -166,6 +167,32 @@ def test_a_run_that_this_version_started_lives_on_with_the_release(
     state = world.train("run", 80, checkpoint=70)
     assert identity(state) == started
     assert "ledger" in state.status
+
+
+def test_a_run_on_prepared_datasets_is_not_stopped_for_a_check_that_the_release_did_not_have(
+    with_release: World, versions: Versions
+) -> None:
+    world = with_release
+    create_claim(world, "corpus")
+    data = {
+        "volume": {"claimName": "corpus"},
+        "tokenizer": {"tokenizerType": "NullTokenizer"},
+        "blend": [{"path": "web_text_document"}],
+    }
+    # On platform cpu the release trained in BF16 by default, and this version does not.
+    changes = {"data": data, "model": {"vocabSize": 4096}, "training": {"bf16": False}}
+    world.apply("run", **changes)
+    started = identity(world.train("run", 60, checkpoint=50))
+    versions.upgrade()
+    assert identity(world.train("run", 70, checkpoint=60)) == started
+    world.edit("run", suspend=True)
+    world.wait_for("run", phase="Suspended", pods=0)
+    world.edit("run", suspend=False)
+    state = world.wait_for("run", pods=2, conditions={"Prepared": "NothingToPrepare"})
+    assert state.job_uid != started[1]
+    assert not world.api.list("Job", world.namespace), "none checks what the run has read already"
+    world.apply("new", **changes)
+    world.wait_for("new", pods=2, conditions={"Prepared": "Checked"})
 
 
 def test_an_upgrade_and_a_rollback_start_nothing_that_waits_or_has_ended(

@@ -67,10 +67,29 @@ class Reason(StrEnum):
     CHECKING = (
         "Checking",
         "`Prepared=False`",
-        "The preparation Job has built the dataset, and checks its token ids and samples against the run.",
+        "The preparation Job has built the dataset, and checks its token ids and samples against the run; or "
+        "the check Job does so with `data.blend` or `data.datasetRoot`.",
+    )
+    CHECKED = (
+        "Checked",
+        "`Prepared=True`",
+        "`data.blend` or `data.datasetRoot` is checked against the run; the message has the numbers, and a "
+        "warning where the index of the samples could not be built.",
+    )
+    CHECK_FAILED = (
+        "CheckFailed",
+        "`Prepared=False`, `Failed`, Event",
+        "The check Job found that the run cannot read `data.blend` or `data.datasetRoot` as set; the message "
+        "ends with its termination message, which names the field, the file and the fix.",
+        "Correct the data or the recipe, or set `data.check: false`; any edit of the spec starts it again.",
     )
     PREPARED = "Prepared", "`Prepared=True`", "Tokenizer and dataset are complete."
-    NOTHING_TO_PREPARE = "NothingToPrepare", "`Prepared=True`", "The recipe has no `data.prepare`."
+    NOTHING_TO_PREPARE = (
+        "NothingToPrepare",
+        "`Prepared=True`",
+        "The recipe has random data or `data.check: false`, or the run had begun before a release that "
+        "checks its data.",
+    )
     PREPARE_FAILED = (
         "PrepareFailed",
         "`Prepared=False`, `Failed`, Event",

@@ -109,7 +109,7 @@ class SourceSpec(ApiModel):
     documents: Samples | None = None
     """Take only the first documents; default all."""
     weight: Weight = 1.0
-    """Share in the mix; need not add up to 1."""
+    """Share in the mix; need not add up to 1. To fine-tune, if all are 1, an epoch has each sample once."""
     validation: bool | None = None
     """Only evaluate on it; `weight` is its share in each evaluation. All else is for training then."""
 
@@ -170,7 +170,7 @@ class DataSpec(ApiModel):
     blend: Annotated[list[BlendPart], Field(max_length=1024)] | None = None
     """Datasets and their weights."""
     sources: Annotated[list[SourceSpec], Field(min_length=1, max_length=256)] | None = None
-    """Raw documents and their weights, which are prepared first; to fine-tune, chats, or images and text."""
+    """Documents and their weights, which are prepared first; to fine-tune, also chats, or images and text."""
     dataset_root: RelativePath | None = None
     """Folder with `training.jsonl` and `validation.jsonl`, relative to the data volume; to fine-tune. Of a
     diffusion model: with tar files of latents."""
@@ -179,7 +179,12 @@ class DataSpec(ApiModel):
     packing: bool | None = None
     """Samples of `datasetRoot` share sequences of `seqLength`; attention keeps them apart. GPUs only."""
     max_epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """How often a run may read a document of `sources`; default 1. Above it the preparation fails."""
+    """How often a run may read a document of `sources` (default 1) or of `blend` (any number), or a line of
+    `datasetRoot` (any number), where lines are counted, not packed sequences. Above it the preparation or
+    the check fails."""
+    check: bool | None = None
+    """`false`: a run on `blend` or `datasetRoot` starts without the Job that checks them and builds the index
+    of the samples."""
     split: Annotated[str, Field(pattern=SPLIT_PATTERN, max_length=64)] | None = None
     """Train, validation and test shares (`99,1,0`); without datasets of `validation` alone."""
     mock_data: bool | None = None

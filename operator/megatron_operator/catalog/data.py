@@ -81,8 +81,7 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
     """
     origins = found.origins
     prepare = data.get("prepare")
-    if data.get("maxEpochs") is not None and not data.get("sources"):
-        found.error("spec.data.maxEpochs", "has no effect without data.sources", "leave it out")
+    found.extend(_unchecked_errors(data))
     found.extend(sources.storage_errors(data))
     if data.get("sources"):
         _complete_sources(data, found)
@@ -120,6 +119,25 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
     _note_hub_name(data.get("tokenizer") or {}, found)
     set_split(data, found)
     _check(data, found)
+
+
+def _unchecked_errors(data: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Errors of settings of the check of a run's data, where none or another one is made."""
+    fix = "leave it out, or set data.blend"
+    if data.get("mockData"):
+        why = "with data.mockData"
+    elif data.get("sources"):
+        why = "with data.sources, which are checked when they are prepared"
+    elif data.get("prepare") is not None:
+        why, fix = "with data.prepare.source", "leave it out, or set data.sources"
+    elif data.get("blend"):
+        return
+    else:
+        why = "without data.sources or data.blend"
+    if data.get("check") is not None:
+        yield FieldError("spec.data.check", f"has no effect {why}", "leave it out")
+    if data.get("maxEpochs") is not None and (data.get("mockData") or not data.get("sources")):
+        yield FieldError("spec.data.maxEpochs", f"has no effect {why}", fix)
 
 
 def _note_hub_name(tokenizer: Mapping[str, Any], found: Diagnostics) -> None:

@@ -19,6 +19,7 @@ from megatron_operator.api.fine_tuning import (
     PeftSpec,
     TargetModule,
 )
+from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_pretraining, chats, latents
@@ -56,12 +57,6 @@ def refused_settings(
                 yield from bridge_pretraining.refused_settings(spec, entry, recipes)
             else:
                 yield from _data_errors(spec, media=entry.media)
-            if entry.modes[0] == "lora" and spec.init and spec.init.source and spec.init.source.recipe:
-                message = (
-                    f"{shown(spec.init.source.recipe)} may train on, and adapters belong to fixed weights"
-                )
-                fix = "export that recipe, and set init.from.huggingFace.path to the folder"
-                yield FieldError("spec.init.from.recipe", message, fix)
             if spec.peft is not None and entry.modes[0] != "lora":
                 what = "the projector" if entry.aligns_projector else "all weights"
                 message = f"{entry.name} trains {what} (mode {entry.modes[0]})"
@@ -110,9 +105,18 @@ def _target_modules(entry: Entry) -> tuple[TargetModule, ...]:
 def _data_errors(spec: MegatronRecipeSpec, *, media: Media) -> Iterator[FieldError]:
     data: dict[str, Any] = spec.data.wire() if spec.data else {}
     has_sources = bool(data.get("sources"))
-    taken = _DATA_OF_SAMPLES if media else _DATA_OF_SOURCES if has_sources else _DATA
+    taken = _DATA_OF_SAMPLES if media else _taken(data)
     fix = "set data.sources with format: chat, data.datasetRoot, or data.mockData: true"
     for leaf in sorted(data.keys() - taken):
+        if leaf == "check":
+            checked = "with data.sources, which are checked when they are prepared"
+            why = checked if has_sources else "without data.datasetRoot"
+            yield FieldError("spec.data.check", f"has no effect {why}", _LEAVE)
+            continue
+        if leaf == "maxEpochs" and not media:
+            message = "has no effect without data.sources or data.datasetRoot"
+            yield FieldError(f"spec.data.{leaf}", message, _LEAVE)
+            continue
         if leaf in _DATA_OF_SOURCES - _DATA:
             leave = "leave it out, or set data.sources with format: chat"
             yield FieldError(f"spec.data.{leaf}", "has no effect without data.sources", leave)
@@ -123,6 +127,13 @@ def _data_errors(spec: MegatronRecipeSpec, *, media: Media) -> Iterator[FieldErr
         evaluates = spec.training is None or spec.training.eval_iters != 0
         folder = _tokenizer_folder(spec)
         yield from chats.chat_errors(data, *folder, media=media, evaluates=evaluates)
+
+
+def _taken(data: Mapping[str, Any]) -> frozenset[str]:
+    """Fields of `data` that a recipe reads which fine-tunes on text."""
+    if data.get("sources"):
+        return _DATA_OF_SOURCES
+    return _DATA | {"maxEpochs", "check"} if "datasetRoot" in data else _DATA
 
 
 def _sequence_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
@@ -156,9 +167,6 @@ def _not_taken_by_bridge(spec: MegatronRecipeSpec, *, splits: bool) -> Iterator[
     if spec.checkpoint.local is not None:
         message = "is not passed to Megatron-Bridge: its local checkpoints cannot be verified"
         yield FieldError("spec.checkpoint.local", message, _LEAVE)
-    if spec.recovery.elastic is not None:
-        message = "runs of Megatron-Bridge do not change their size"
-        yield FieldError("spec.recovery.elastic", message, _LEAVE)
 
 
 def _tokenizer_errors(tokenizer: dict[str, Any]) -> Iterator[FieldError]:
@@ -179,7 +187,7 @@ def complete_data(
     """
     data = merged["data"]
     has_sources = bool(data.get("sources"))
-    for leaf in data.keys() - (_DATA_OF_SOURCES if has_sources else _DATA):
+    for leaf in data.keys() - _taken(data):
         data.pop(leaf)
         found.origins.pop(f"data.{leaf}", None)
     folder, field = _tokenizer_folder(spec)
@@ -227,7 +235,19 @@ def adapters(
         found.origins[f"peft.{name}"] = "recipe" if name in asked.wire() else f"catalog {entry.name}"
     complete = PeftSpec.model_validate(own | asked.wire())
     _refuse_dora(complete, entry, found)
+    if spec.recovery.elastic is not None and fixes_tensor_parallelism(complete, entry.model):
+        message = "is set, and Megatron-Bridge does not load DoRA of linear_fc1 at another TP"
+        found.error("spec.recovery.elastic", message, "leave it out, or linear_fc1 of peft.targetModules")
     return complete
+
+
+def fixes_tensor_parallelism(peft: PeftSpec, model: ModelSpec) -> bool:
+    """Whether checkpoints of adapters load at the same TP alone.
+
+    Bridge 0.6.2 saves magnitudes of DoRA in a gated `linear_fc1` in the order of the ranks, and its rows
+    elsewhere in that of gate and up (`ParallelLinearDoRAAdapter.sharded_state_dict`).
+    """
+    return peft.type == "dora" and not model.squared_relu and "linear_fc1" in (peft.target_modules or ())
 
 
 def _refuse_dora(peft: PeftSpec, entry: Entry, found: Diagnostics) -> None:

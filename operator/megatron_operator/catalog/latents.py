@@ -7,7 +7,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog.entry import Entry
 
-_DATA: Final = frozenset({"volume", "mockData", "datasetRoot", "numWorkers"})
+_DATA: Final = frozenset({"volume", "mockData", "datasetRoot", "numWorkers", "check"})
 _LEAVE: Final = "leave it out"
 _NOT_CONVERTED: Final = "the conversion of its weights is not tried"
 
@@ -19,6 +19,8 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldEr
         message = f"has no effect: {entry.name} reads latents that were made beforehand"
         fix = "set data.datasetRoot to a folder of tar files with latents, or data.mockData: true"
         yield FieldError(f"spec.data.{leaf}", message, fix)
+    if "check" in data and "datasetRoot" not in data:
+        yield FieldError("spec.data.check", "has no effect without data.datasetRoot", _LEAVE)
     if spec.init is not None and spec.init.model_folder is not None:
         message = f"has no effect: the function of {entry.name} has the architecture itself"
         yield FieldError("spec.init.modelFolder", message, _LEAVE)

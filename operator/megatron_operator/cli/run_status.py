@@ -75,7 +75,7 @@ def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
     progress = status.get("progress") or {}
     iteration, total = progress.get("iteration"), progress.get("trainIters")
     if (preparation := status.get("preparation")) and status.get("phase") in _PREPARING:
-        yield from _preparation(preparation, now)
+        yield from _preparation(preparation, now, checks=status["phase"] == Phase.CHECKING)
     if (conversion := status.get("conversion")) and status.get("phase") in _CONVERTING:
         yield _CONVERTING[status["phase"]], _conversion(conversion)
     if iteration is not None:
@@ -120,10 +120,14 @@ def _converted(status: Object) -> Iterator[tuple[str, str]]:
             yield label, f"{found['path']}{at}{audit}"
 
 
-def _preparation(preparation: Object, now: float) -> Iterator[tuple[str, str]]:
+def _preparation(preparation: Object, now: float, *, checks: bool) -> Iterator[tuple[str, str]]:
     done, total = (preparation[name] / (1 << 30) for name in ("bytesDone", "bytesTotal"))
     share = _share(done / total if total else 0.0)
-    yield "prepared", f"{share}, {done:,.1f} of {total:,.1f} GiB, {preparation['documents']:,} documents"
+    read = f"{share}, {done:,.1f} of {total:,.1f} GiB"
+    if checks and not preparation["documents"]:  # a check of data that were prepared elsewhere
+        yield "checked", read
+    else:
+        yield "prepared", f"{read}, {preparation['documents']:,} documents"
     if rate := preparation.get("bytesPerSecond"):
         end = seconds(preparation.get("eta"))
         left = f", done in {format_duration(max(0.0, end - now))}" if end is not None else ""

@@ -1,4 +1,4 @@
-"""Runs the batch Jobs of a run: import of weights and preparation of data before it, export after it.
+"""Runs the batch Jobs of a run: import of weights, preparation or check of data before it, export after it.
 
 Every step may run twice. A Job is created with POST, and deleted only where it is the recipe's own.
 """
@@ -27,6 +27,7 @@ from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
 from megatron_operator.lifecycle.stages import (
+    CHECK,
     CONVERSIONS,
     EXPORT,
     EXPORT_BEST,
@@ -38,7 +39,9 @@ from megatron_operator.lifecycle.stages import (
     created_for,
     is_converted,
     manifest_of,
+    must_check,
     set_all_converted,
+    set_checked,
     set_converted,
     set_stage_failed,
     set_stage_obstacle,
@@ -60,7 +63,7 @@ class Stages:
         self._poller = poller
 
     async def prepare(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:
-        """Import the weights, then prepare the data; None once both are there.
+        """Import the weights, then prepare or check the data; None once both are there.
 
         A Requeue comes with the condition that explains the wait.
         """
@@ -108,6 +111,8 @@ class Stages:
         self, status: StatusBuilder, desired: DesiredState, *, edited: bool
     ) -> Requeue | None:
         """Run the data preparation once for each version of it; None once the data is ready."""
+        if must_check(status, desired.manifests):
+            return await self._check_data(status, desired, edited=edited)
         body, digest = desired.manifests.prepare_job, desired.manifests.prepare_hash
         if body is not None and status.current.prepared != digest:
             blocked, _ = await self._run(status, PREPARATION, body, edited=edited)
@@ -116,6 +121,19 @@ class Stages:
         # The answer of a pod that prepared is not one of the pods that train.
         self._poller.forget(status.key)
         set_prepared(status, desired)
+        return None
+
+    async def _check_data(
+        self, status: StatusBuilder, desired: DesiredState, *, edited: bool
+    ) -> Requeue | None:
+        """Check data that were prepared elsewhere, once for what the run reads; None once they pass."""
+        body = desired.manifests.check_job
+        assert body is not None, "there is something to check"
+        blocked, pods = await self._run(status, CHECK, body, edited=edited)
+        if blocked is not None:
+            return blocked
+        self._poller.forget(status.key)
+        set_checked(status, desired.manifests, pods)
         return None
 
     async def _export(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:

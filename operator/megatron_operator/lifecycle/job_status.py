@@ -118,8 +118,18 @@ def set_obstacle(status: StatusBuilder, obstacle: Obstacle, *, running: bool) ->
 
 
 def set_prepared(status: StatusBuilder, desired: DesiredState) -> None:
-    """Report that the data is ready: its preparation is complete, or none was needed."""
+    """Report that the data is ready: its preparation is complete, or none was needed.
+
+    Data that were prepared elsewhere stay as checked as they are: only a check makes them more.
+    """
     digest = desired.manifests.prepare_hash
+    if desired.manifests.check_job is not None:
+        status.set(preparation=None)
+        if status.current.prepared is None:
+            status.set_condition(Condition.PREPARED, True, Reason.NOTHING_TO_PREPARE)
+        elif not status.is_true(Condition.PREPARED):
+            status.set_condition(Condition.PREPARED, True, Reason.CHECKED)
+        return
     status.set(prepared=digest, preparation=None)
     reason = Reason.PREPARED if digest else Reason.NOTHING_TO_PREPARE
     status.set_condition(Condition.PREPARED, True, reason)

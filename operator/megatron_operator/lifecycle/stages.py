@@ -1,4 +1,4 @@
-"""The batch Jobs that a run waits for: import of weights and preparation of data, and export at its end.
+"""The batch Jobs that a run waits for: import of weights, preparation or check of data, export at its end.
 
 Each has a phase, a condition and reasons of its own; what becomes of a Job is the same for all.
 """
@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from megatron_contract.conversion import ConversionResult
+from megatron_contract.termination import TerminationMessage
 from megatron_contract.wire import WireError, load_json
 
 from megatron_operator.api.conditions import Condition, Phase
@@ -17,14 +18,21 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import ConversionStatus
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.lifecycle.actions import Requeue
-from megatron_operator.lifecycle.desired import DesiredState
+from megatron_operator.lifecycle.desired import DesiredState, has_begun
 from megatron_operator.lifecycle.job_status import queued_message, set_obstacle
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_termination import container_message, pod_end
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import Manifests, convert, kueue, prepare
-from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_EXPORT_BEST, ROLE_IMPORT, ROLE_PREPARE
+from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
+from megatron_operator.manifests import Manifests, check, convert, kueue, prepare
+from megatron_operator.manifests.metadata import (
+    ROLE_CHECK,
+    ROLE_EXPORT,
+    ROLE_EXPORT_BEST,
+    ROLE_IMPORT,
+    ROLE_PREPARE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,18 @@ PREPARATION: Final = Stage(
     Reason.PREPARED,
     Reason.PREPARE_FAILED,
 )
+CHECK: Final = Stage(
+    ROLE_CHECK,
+    "check",
+    check.CONTAINER,
+    tuple(check.FINAL),
+    Phase.CHECKING,
+    Condition.PREPARED,
+    Reason.CHECKING,
+    Reason.CHECKED,
+    Reason.CHECK_FAILED,
+)
+"""Of data that were prepared elsewhere."""
 IMPORT: Final = Stage(
     ROLE_IMPORT,
     "import",
@@ -211,6 +231,25 @@ def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) 
     if known is None or (known.source, known.path) != (wanted.source, wanted.path):
         return False
     return known.model == wanted.model or status.checkpoint.iteration is not None
+
+
+def must_check(status: StatusBuilder, manifests: Manifests) -> bool:
+    """Whether the data of the run are checked before its job is created.
+
+    Not once more for the same, and not where a run has begun whose data no check has passed: an earlier
+    release started it, and it continues as it was.
+    """
+    if manifests.check_job is None or status.current.prepared == manifests.prepare_hash:
+        return False
+    return status.current.prepared is not None or not has_begun(status)
+
+
+def set_checked(status: StatusBuilder, manifests: Manifests, pods: Iterable[Object]) -> None:
+    """Report that the data of the run have passed the check, with what its pod reports of them."""
+    found = (TerminationMessage.parse(container_message(pod, check.CONTAINER)) for pod in pods)
+    text = next((each.message for each in found if each is not None and each.message), "")
+    status.set(prepared=manifests.prepare_hash, preparation=None)
+    status.set_condition(Condition.PREPARED, True, Reason.CHECKED, cut(text, LONGEST_CAUSE))
 
 
 def set_converted(

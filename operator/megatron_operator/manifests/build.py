@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.manifests import (
+    check,
     compute_domain,
     convert,
     gang_scheduling,
@@ -27,8 +28,8 @@ from megatron_operator.planner.bridge_run import missing_errors
 class Manifests:
     """Objects to create for a recipe.
 
-    In this order: claims, import Job, preparation Job, NetworkPolicy, ComputeDomain, PodGroup, training job,
-    export Jobs.
+    In this order: claims, import Job, preparation or check Job, NetworkPolicy, ComputeDomain, PodGroup,
+    training job, export Jobs.
     """
 
     claims: tuple[Manifest, ...]
@@ -39,6 +40,8 @@ class Manifests:
     """Name of the claim of the checkpoints, whoever created it."""
     import_job: Manifest | None
     prepare_job: Manifest | None
+    check_job: Manifest | None
+    """Checks data that were prepared elsewhere; None where there is a preparation Job, or no data."""
     network_policy: Manifest | None
     """None where the platform wants none."""
     compute_domain: Manifest | None
@@ -59,14 +62,14 @@ class Manifests:
 
     @property
     def prepare_hash(self) -> str | None:
-        """Hash of the preparation Job, or None without one."""
+        """Hash of the preparation Job, or digest of what the check Job checks; None without either."""
         if self.prepare_job is None:
-            return None
+            return None if self.check_job is None else check.checked(self.check_job)
         return str(self.prepare_job["metadata"]["annotations"][ANNOTATION_HASH])
 
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""
-        before = (*self.claims, self.import_job, self.prepare_job, self.network_policy)
+        before = (*self.claims, self.import_job, self.prepare_job, self.check_job, self.network_policy)
         jobs = backend_of(self.job).objects(self.job)
         of_gang = (self.compute_domain, self.pod_group)
         every = (*before, *of_gang, *jobs, self.export_job, self.export_best_job)
@@ -115,6 +118,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         checkpoint_claim=claims.checkpoint,
         import_job=convert.import_job(owner, resolved, claims),
         prepare_job=prepare.job(owner, resolved, claims, run.arguments),
+        check_job=check.job(owner, resolved, claims, run.arguments),
         network_policy=network_policy(owner, resolved.network_policies),
         compute_domain=compute_domain.domain(owner, resolved, plan),
         pod_group=gang_scheduling.pod_group(owner, resolved, plan),

@@ -34,6 +34,8 @@ class Work:
     """Entries of the container's `env` with values of Secrets."""
     image: str | None = None
     """Another image than the trainer's."""
+    read_only: frozenset[str] = frozenset()
+    """Those of `claims` that are mounted read-only."""
     pods: int = 1
     """Above 1, pods share the work by their index."""
 
@@ -44,7 +46,10 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
     With a Kueue queue it is created suspended, and Kueue resumes it. The hash does not depend on the queue:
     data that is prepared stays so in another one.
     """
-    mounts = [{"name": name, "mountPath": _PATHS[name]} for name in work.claims]
+    mounts: list[Manifest] = [
+        {"name": name, "mountPath": _PATHS[name]} | ({"readOnly": True} if name in work.read_only else {})
+        for name in work.claims
+    ]
     volumes: list[Manifest] = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in work.claims.items()
     ]

@@ -26,6 +26,7 @@ LONGEST_RECIPE_NAME = 63
 
 ROLE_TRAINER = "trainer"
 ROLE_PREPARE = "prepare"
+ROLE_CHECK = "check"
 ROLE_IMPORT = "import"
 ROLE_EXPORT = "export"
 ROLE_EXPORT_BEST = "export-best"

@@ -7,6 +7,7 @@ from megatron_contract.environment import DATA_DIR, ENV_SECRET_VARIABLES, PROGRE
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_operator.api.recipe import DataSpec, ObjectStorageSpec, PrepareSpec
+from megatron_operator.catalog.chats import is_text
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import FOLDER, text_name
 from megatron_operator.manifests import cpu_job
@@ -14,6 +15,7 @@ from megatron_operator.manifests.cpu_job import Work
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare_resources import requests
+from megatron_operator.manifests.sample_index import Index, index_of
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import bridge_dataset_arguments, dataset_arguments
 
@@ -58,7 +60,10 @@ def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeR
     listed = []
     for source in data.sources or []:
         entry: dict[str, object] = {"path": source.path}
+        if is_text(wire := source.wire()):
+            entry |= {"format": source.format, "key": text_name(wire)}
         entry |= {"documents": source.documents} if source.documents is not None else {}
+        entry |= {"weight": source.weight} if source.weight != 1 else {}
         listed.append(entry | ({"validation": True} if source.validation else {}))
     batch = run.overrides["train.global_batch_size"]
     iterations = run.overrides["train.train_iters"]
@@ -91,7 +96,11 @@ def _folder_arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
 
 
 def arguments(
-    resolved: ResolvedRecipe, prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str], *, index: bool
+    resolved: ResolvedRecipe,
+    prepare: PrepareSpec,
+    tokenizer_dir: str,
+    megatron: list[str],
+    index: Index | None,
 ) -> list[str]:
     """Command-line arguments of `megatron-prepare`; `megatron`: those of the run that its data depend on.
 
@@ -103,27 +112,17 @@ def arguments(
         # Megatron-Bridge sizes the vocabulary by the tokenizer.
         if resolved.model.vocab_size is not None and resolved.engine == "megatron":
             values += ["--vocab-size", str(resolved.model.vocab_size)]
-        values += ["--max-epochs", str(data.max_epochs or 1), *(["--index"] if index else [])]
+        values += ["--max-epochs", str(data.max_epochs or 1)]
+        values += index.arguments() if index else []
     else:
         values = _folder_arguments(prepare, tokenizer_dir)
+        # Megatron's arguments alone have it built beside the checkpoints.
+        values += index.arguments() if index and index.folder else []
     if prepare.append_eod:
         values.append("--append-eod")
     if megatron and (index or data.sources):
         values += ["--", *megatron]
     return [literal(value) for value in values]
-
-
-def _can_mount_checkpoints(storage: Storage, workers: int) -> bool:
-    """Whether the Job can write the index beside the checkpoints.
-
-    A new claim for one node is bound where its first pod runs, which may be far from the accelerators. If the
-    claim of the data is new too, that happens in any case. Several pods need a claim of several nodes.
-    """
-    new = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in storage.created}
-    one_node = new.get(storage.checkpoint, ["ReadWriteMany"]) != ["ReadWriteMany"]
-    if workers > 1:
-        return storage.checkpoint in new and not one_node
-    return not one_node or storage.data in new
 
 
 def _credentials(prepare: PrepareSpec) -> tuple[Manifest, ...]:
@@ -153,15 +152,15 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     workers = prepare.workers or 1
     by_bridge = resolved.engine == "bridge"
     words = [] if by_bridge else dataset_arguments(megatron)
-    index = bool(words) and _can_mount_checkpoints(storage, workers)
-    claims = {"data": storage.data} | ({"checkpoints": storage.checkpoint} if index else {})
+    index = index_of(owner, storage, words, workers) if words else None
+    claims = {"data": storage.data} | (index.claims(storage) if index else {})
     if resolved.fine_tunes:
         own = _chat_arguments(resolved, prepare, BridgeRun.from_arguments(megatron))
     else:
         if by_bridge:
             words = bridge_dataset_arguments(BridgeRun.from_arguments(megatron))
         tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
-        own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index=index)
+        own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index)
     credentials = _credentials(prepare)
     environment = {"HOME": "/tmp"}
     if credentials:
@@ -171,7 +170,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         container=CONTAINER,
         command="megatron-prepare",
         arguments=own,
-        resources=requests(resolved, prepare, index=index),
+        resources=requests(resolved, prepare, index.memory if index else 0),
         final=FINAL,
         claims=claims,
         environment=environment,

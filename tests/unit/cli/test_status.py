@@ -286,3 +286,12 @@ def test_the_progress_of_a_download_is_shown_in_bytes() -> None:
     conversion = {"step": "download", "tensorsDone": 0, "tensorsTotal": 0, "bytesDone": 4 << 30}
     shown = lines({"phase": "Importing", "conversion": conversion | {"bytesTotal": 16 << 30}})
     assert f"{'import':<12}{'█' * 6}{'░' * 18} 25.0%, 4.0 of 16.0 GiB downloaded" in shown
+
+
+def test_a_check_of_data_that_were_prepared_elsewhere_shows_what_is_read() -> None:
+    preparation = {"documents": 0, "bytesDone": 3 << 30, "bytesTotal": 12 << 30}
+    shown = lines({"phase": "Checking", "preparation": preparation})
+    assert f"checked     {'█' * 6}{'░' * 18} 25.0%, 3.0 of 12.0 GiB" in shown
+    preparation["documents"] = 7
+    shown = lines({"phase": "Checking", "preparation": preparation})
+    assert f"prepared    {'█' * 6}{'░' * 18} 25.0%, 3.0 of 12.0 GiB, 7 documents" in shown

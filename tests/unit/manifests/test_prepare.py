@@ -48,10 +48,14 @@ def test_only_an_edit_that_changes_the_samples_prepares_again(run: Any, change: 
 
 
 def test_a_new_volume_of_one_node_is_not_bound_where_the_job_runs(run: Any) -> None:
+    """So the index is built on the data volume."""
+
     def existing_data(spec: Spec) -> None:
         spec["data"]["volume"] = {"claimName": "corpus"}
         spec["checkpoint"]["volume"] = {"size": "1Gi", "accessMode": "ReadWriteOnce"}
 
     job = run("tiny-gpt", existing_data).build().prepare_job
-    assert index_arguments(job) == []
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert value(container["args"], "--index-dir") == "/data/prepared/index/tiny-gpt"
+    assert value(index_arguments(job), "--data-cache-path") == "/checkpoints/tiny-gpt/data-cache"
     assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["data", "tmp"]

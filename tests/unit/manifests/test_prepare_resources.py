@@ -36,12 +36,12 @@ def pictures(spec: Spec) -> None:
 @pytest.mark.parametrize(
     ("recipe", "change", "memory"),
     [
-        ("tiny-gpt", sources(3), "1Gi"),
-        ("tiny-gpt", sources(1), "2Gi"),
+        ("tiny-gpt", sources(3), "2049Mi"),
+        ("tiny-gpt", sources(1), "2049Mi"),
         ("llama3.1-8b-chats", None, "1536Mi"),
         ("llama3.1-8b-chats", pictures, "2Gi"),
     ],
-    ids=["documents", "documents and their index", "answers by Bridge", "pictures"],
+    ids=["documents by several pods", "documents and their index", "answers by Bridge", "pictures"],
 )
 def test_memory_is_that_of_what_a_pod_runs(
     run: Any, recipe: str, change: Callable[[Spec], None] | None, memory: str
@@ -49,11 +49,37 @@ def test_memory_is_that_of_what_a_pod_runs(
     assert requests(run(recipe, change).build().prepare_job) == {"cpu": "1", "memory": memory}
 
 
+@pytest.mark.parametrize("prepared", ["sources", "source"])
+def test_an_index_grows_with_the_run_and_one_of_too_many_samples_is_left_to_rank_0(
+    run: Any, prepared: str
+) -> None:
+    def iterations(count: int) -> Callable[[Spec], None]:
+        def change(spec: Spec) -> None:
+            sources(1)(spec)
+            spec["training"] = {"trainIters": count, "globalBatchSize": 128}
+            spec["training"] |= {"lrWarmupIters": 1, "lrDecayIters": count}
+            if prepared == "source":
+                spec["data"] = {"volume": {"claimName": "corpus"}, "prepare": {"source": "/data/raw"}}
+
+        return change
+
+    few, many, most = (run("tiny-gpt", iterations(n)).build().prepare_job for n in (1000, 500_000, 1_000_000))
+    # 1 GiB each for documents and for the index, and 64 bytes a sample.
+    assert [requests(each)["memory"] for each in (few, many, most)] == ["2056Mi", "5955Mi", "1Gi"]
+    args = [each["spec"]["template"]["spec"]["containers"][0]["args"] for each in (many, most)]
+    mark = "--index" if prepared == "sources" else "--"
+    assert [mark in words for words in args] == [True, False]
+    mounted = [
+        [volume["name"] for volume in each["spec"]["template"]["spec"]["volumes"]] for each in (many, most)
+    ]
+    assert ["checkpoints" in names for names in mounted] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("own", "expected"),
     [
         ({"memory": "4Gi"}, {"cpu": "1", "memory": "4Gi"}),
-        ({"cpu": "8"}, {"cpu": "8", "memory": "1Gi"}),
+        ({"cpu": "8"}, {"cpu": "8", "memory": "2049Mi"}),
         ({"cpu": "250m", "memory": "900Mi"}, {"cpu": "250m", "memory": "900Mi"}),
     ],
 )

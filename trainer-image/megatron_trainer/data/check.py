@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.data.indexed_files import Entry
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.shards import Encoder, TokenEncoder, count_tokens
-from megatron_trainer.data.sources import Source
 
 _BLOCK = 8 << 20
 _SPLITS = ("training", "validation", "test")
@@ -30,7 +30,8 @@ class Needs:
     vocab_size: int | None
     seq_length: int
     samples: int
-    max_epochs: int
+    max_epochs: int | None
+    """How often a dataset may be read; None for any number of times."""
     split: str
     evaluates: bool
     weights: Mapping[str, float]
@@ -43,12 +44,12 @@ class Needs:
 class Prepared:
     """A dataset of the run: prefix of its files, and the number of documents in them."""
 
-    source: Source
+    source: Entry
     prefix: Path
     documents: int
 
 
-def parse_needs(flags: Sequence[str], vocab_size: int | None, max_epochs: int) -> Needs | None:
+def parse_needs(flags: Sequence[str], vocab_size: int | None, max_epochs: int | None) -> Needs | None:
     """Read the needs from Megatron's flags of a run; None where they do not have its length."""
     values = dict(_values(flags))
     try:
@@ -68,9 +69,15 @@ def parse_needs(flags: Sequence[str], vocab_size: int | None, max_epochs: int) -
 
 
 def _mix(words: Sequence[str]) -> dict[str, float]:
-    """Prefix -> weight, of a list of Megatron's. Raises IndexError and ValueError."""
+    """Prefix -> weight, of a list of Megatron's, which may have a prefix twice.
+
+    Raises IndexError and ValueError.
+    """
     pairs = [("1", words[0])] if len(words) == 1 else list(batched(words, 2))
-    return {pair[1]: float(pair[0]) for pair in pairs}
+    weights: dict[str, float] = {}
+    for pair in pairs:
+        weights[pair[1]] = weights.get(pair[1], 0.0) + float(pair[0])
+    return weights
 
 
 def _values(flags: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -85,25 +92,37 @@ def _values(flags: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         values = [value] if value else []
 
 
-def check_tokenizer(folder: Path, encoder: Encoder) -> None:
-    """Raise PreparationError unless transformers, as Megatron calls it, loads the tokenizer offline."""
+def load_offline(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer of a folder as Megatron has transformers load it. Raises PreparationError.
+
+    `trust_remote_code`: code of the folder may be run, as with Megatron's flag of this name.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoTokenizer
 
     setting = "data.tokenizer.tokenizerModel"
+    if not folder.is_dir():
+        text = f"{setting}: {folder} is not a folder; copy the tokenizer there (save_pretrained)"
+        raise PreparationError(ExitCode.BAD_DATA, text)
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())[:200]
         text = f"{setting}: transformers cannot load {folder} offline: {reason}; save it with save_pretrained"
         raise PreparationError(ExitCode.BAD_DATA, text) from error
+
+
+def check_tokenizer(folder: Path, encoder: Encoder) -> None:
+    """Raise PreparationError unless transformers, as Megatron calls it, loads the tokenizer offline."""
+    loaded = load_offline(folder)
     if encoder.eod is not None and loaded.eos_token_id != encoder.eod:
         raise PreparationError(
             ExitCode.BAD_DATA,
-            f"{setting}: the end token of {folder} is {encoder.eod}, but {loaded.eos_token_id} for "
-            "transformers, and so for Megatron; save the tokenizer again with save_pretrained",
+            f"data.tokenizer.tokenizerModel: the end token of {folder} is {encoder.eod}, but "
+            f"{loaded.eos_token_id} for transformers, and so for Megatron; save the tokenizer again with "
+            "save_pretrained",
         )
 
 
@@ -123,13 +142,23 @@ def check_datasets(datasets: Sequence[Prepared], encoder: TokenEncoder, needs: N
     for dataset in datasets:
         if needs.vocab_size is not None and encoder.vocabulary > needs.vocab_size:
             _check_ids(dataset, encoder, needs.vocab_size)
+    check_samples(datasets, needs)
+
+
+def check_samples(datasets: Sequence[Prepared], needs: Needs) -> dict[str, float]:
+    """Raise PreparationError unless each split has a sample, and no dataset is read too often.
+
+    Returns how often the run reads each dataset that it trains on, by its prefix.
+    """
+    times = dict[str, float]()
     total = sum(needs.weights.values())
     for dataset in datasets:
         weight = needs.weights.get(str(dataset.source.output))
         if weight:
-            _check_samples(dataset, needs, weight / total)
+            times[str(dataset.source.output)] = _check_samples(dataset, needs, weight / total)
         elif str(dataset.source.output) in needs.validation:
             _check_one_sample(dataset, needs.seq_length, 0, dataset.documents, "it")
+    return times
 
 
 def _check_one_sample(dataset: Prepared, seq_length: int, first: int, last: int, what: str) -> int:
@@ -181,7 +210,8 @@ def empty_split(needs: Needs, documents: int) -> str | None:
     return None
 
 
-def _check_samples(dataset: Prepared, needs: Needs, share: float) -> None:
+def _check_samples(dataset: Prepared, needs: Needs, share: float) -> float:
+    """Return how often the run reads its training split."""
     source = dataset.source
     if problem := empty_split(needs, dataset.documents):
         raise source.refuse("path", problem)
@@ -189,10 +219,17 @@ def _check_samples(dataset: Prepared, needs: Needs, share: float) -> None:
     samples = _check_one_sample(dataset, needs.seq_length, first, last, "its training split")
     required = -(-needs.samples * share // 1)
     epochs = -(-required // samples)
-    if epochs > needs.max_epochs:
+    if needs.max_epochs is not None and epochs > needs.max_epochs:
         problem = (
             f"the run reads {required:,.0f} samples of it ({share:.3g} of {needs.samples:,}), an epoch has "
             f"{samples:,} of {needs.seq_length:,} tokens: {epochs:,.0f} epochs, at most {needs.max_epochs}"
         )
         fix = f"set data.maxEpochs: {epochs:.0f}, a smaller weight or training.trainIters, or add documents"
         raise source.refuse("weight", f"{problem}; {fix}")
+    return float(required / samples)
+
+
+def show_times(times: float) -> str:
+    """Return how often something is read, with two digits: 2.4 times."""
+    text = f"{times:,.0f}" if times >= 10 else f"{times:.2g}"
+    return "once" if text == "1" else f"{text} times"

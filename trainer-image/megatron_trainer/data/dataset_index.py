@@ -1,15 +1,19 @@
 """Builds the index that Megatron's data sets need, before any accelerator is taken.
 
-    python -m megatron_trainer.data.dataset_index MEGATRON_FLAG ...
+    python -m megatron_trainer.data.dataset_index [--into FOLDER] MEGATRON_FLAG ...
 
 Which samples a run reads depends on its seed, sequence length, number of samples, split, blend and tokenizer.
 Megatron has rank 0 write them down at the first start (document, sample and shuffle index) while all others
 wait. This does the same with the same classes; a run with the same flags finds it in --data-cache-path.
 
+Where the volume of the checkpoints is not mounted, --into has it built on the data volume, from which rank 0
+copies it (worker/prepared_index.py).
+
 Flags of the model are not needed: a minimal model stands in for it, and the process needs no GPU.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -18,6 +22,7 @@ from pathlib import Path
 
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.data.prepare_options import value_of
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.platform import cpu
 from megatron_trainer.volume_paths import left_volume
@@ -29,6 +34,8 @@ _MODEL = [
 ]
 _SEQUENCE = "--seq-length"
 _CACHE = "--data-cache-path"
+_INTO = "--into"
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _UNFINISHED = ".unfinished-"
 
 
@@ -37,22 +44,21 @@ class IndexFlagsError(TrainerError):
 
 
 def _value(flags: Sequence[str], name: str) -> str:
-    for position, word in enumerate(flags):
-        if word == name and position + 1 < len(flags):
-            return flags[position + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    raise IndexFlagsError(f"{name} is missing; set it as in the run's own flags")
+    if (value := value_of(flags, name.removeprefix("--"))) is None:
+        raise IndexFlagsError(f"{name} is missing; set it as in the run's own flags")
+    return value
 
 
-def build(flags: Sequence[str]) -> int:
+def build(flags: Sequence[str], into: Path | None = None) -> int:
     """Build the index for a run with these flags. Returns the number of new files in --data-cache-path.
+
+    `into` is a folder of the run alone, which gets them instead, and keeps no others.
 
     Each file is renamed into place when all are complete: Megatron takes whatever it finds there for a whole
     one. Raises IndexFlagsError, RankError if Megatron refuses the flags or does not find the data, and
     OSError.
     """
-    cache = Path(_value(flags, _CACHE))
+    cache = into or Path(_value(flags, _CACHE))
     if problem := left_volume(cache):
         raise IndexFlagsError(f"{_CACHE}: {problem}")
     cache.mkdir(parents=True, exist_ok=True)
@@ -63,14 +69,17 @@ def build(flags: Sequence[str]) -> int:
     try:
         words, _ = cpu.adapt([*_MODEL, _value(flags, _SEQUENCE), *flags, _CACHE, str(unfinished)])
         _build_all(words)
-        new = 0
+        names = set[str]()
         for path in sorted(unfinished.iterdir()):
             target = cache / path.name
             # A run that trains may read the one that is there; their names are hashes of what is in them.
-            if not target.exists():
+            if into is not None or not target.exists():
                 path.replace(target)
-                new += 1
-        return new
+                names.add(path.name)
+        for old in cache.iterdir() if into is not None else ():
+            if old.is_file() and old.name not in names:
+                old.unlink()
+        return len(names)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -89,14 +98,23 @@ def _build_all(flags: Sequence[str]) -> None:
     gpt.dataset_builder(GPTDataset, samples, lambda: True).build()
 
 
-def main(flags: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Build the index. Returns an exit code of the contract, and prints one line that describes the end."""
+    into = Path(words[1]) if words[:1] == [_INTO] else None
+    flags = words[2:] if into else words
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MEGATRON_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            code, text = int(ExitCode.OK), f"{build(flags)} new files of the index in {_value(flags, _CACHE)}"
+            new = build(flags, into)
+            code, text = int(ExitCode.OK), f"{new} new files of the index in {into or _value(flags, _CACHE)}"
         except (IndexFlagsError, cpu.UnsupportedError) as error:
             code, text = int(ExitCode.USAGE), str(error)
+        except OSError as error:
+            where = into or _value(flags, _CACHE)
+            code = int(ExitCode.BAD_DATA)
+            text = f"{error.strerror or error}: {error.filename or where}"
+            if error.errno in _NOT_WRITABLE:
+                text = f"{where} cannot be written ({error.strerror})"
         except Exception as error:
             from megatron_trainer.worker.failures import classify  # imports torch
 

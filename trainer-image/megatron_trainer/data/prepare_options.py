@@ -29,6 +29,8 @@ class PrepareOptions:
     append_eod: bool
     workers: int
     megatron_flags: tuple[str, ...] = ()
+    index_dir: Path | None = None
+    """Folder for the index instead of --data-cache-path."""
 
     @property
     def data(self) -> Path:
@@ -83,6 +85,7 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, help="tokenizer threads (default: all CPUs)"
     )
+    add_index_dir(parser)
     parser.exit_on_error = False
     own, megatron_flags = split_flags(argv)
     try:
@@ -109,7 +112,14 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
         args.append_eod,
         args.workers,
         tuple(megatron_flags),
+        args.index_dir,
     )
+
+
+def add_index_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the option of a folder for the index of a run's samples."""
+    text = "build the index of the run's samples there instead of in Megatron's --data-cache-path"
+    parser.add_argument("--index-dir", type=Path, help=text)
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -117,3 +127,13 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
+
+
+def value_of(flags: Sequence[str], name: str) -> str | None:
+    """Return the first value of one of Megatron's flags, `name` without its dashes; None without it."""
+    for position, word in enumerate(flags):
+        if word == f"--{name}" and position + 1 < len(flags):
+            return flags[position + 1]
+        if word.startswith(f"--{name}="):
+            return word.partition("=")[2]
+    return None

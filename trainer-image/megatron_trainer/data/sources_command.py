@@ -17,13 +17,14 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import PreparationResult
 
 from megatron_trainer.data import megatron_tokenizer
-from megatron_trainer.data.blend import Worker, log, prepare
+from megatron_trainer.data.blend import Worker, prepare
 from megatron_trainer.data.check import parse_needs
+from megatron_trainer.data.log import log
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import build_index, use_threads
-from megatron_trainer.data.prepare_options import split_flags
+from megatron_trainer.data.prepare_options import add_index_dir, split_flags
 from megatron_trainer.data.sources import parse_sources
 from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.volume_paths import left_volume
@@ -62,11 +63,14 @@ def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
         needs=needs,
         megatron=megatron,
         meter=meter,
+        threads=args.workers,
     )
     if result is None:
-        return "all shards are complete; worker 0 joins them", None
+        return "no shard is left to begin; worker 0 joins them", None
     text = f"{len(sources)} sources are prepared: {result.documents} documents, {result.tokens} tokens"
-    return (f"{text}; {build_index(megatron_flags)}" if args.index else text), result
+    if args.index or args.index_dir is not None:
+        text += f"; {build_index(megatron_flags, args.index_dir)}"
+    return text, result
 
 
 def serve(port: int, meter: Meter) -> None:
@@ -88,6 +92,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
     parser.add_argument("--max-epochs", type=int, default=1, help="the most that a run may repeat a source")
     parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
+    add_index_dir(parser)
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
     add_store(parser)
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
@@ -104,7 +109,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 def parse_arguments(
     parser: argparse.ArgumentParser, argv: Sequence[str], *, at_least_one: Sequence[str]
 ) -> argparse.Namespace:
-    """Parse the arguments of a worker. `at_least_one` names those that must be 1 or more.
+    """Parse the arguments of a worker. `at_least_one` names those that must be 1 or more, where they are set.
 
     Raises PreparationError.
     """
@@ -115,9 +120,10 @@ def parse_arguments(
     if unknown:
         raise PreparationError(ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}")
     for name in at_least_one:
-        if getattr(args, name) < 1:
+        value = getattr(args, name)
+        if value is not None and value < 1:
             flag = name.replace("_", "-")
-            raise PreparationError(ExitCode.USAGE, f"--{flag} is {getattr(args, name)}; set 1 or more")
+            raise PreparationError(ExitCode.USAGE, f"--{flag} is {value}; set 1 or more")
     return args
 
 

@@ -181,17 +181,19 @@ def test_the_index_is_built_only_where_it_can_be_kept(
 ) -> None:
     built: list[Any] = []
     for module in (prepare, sources_command):
-        monkeypatch.setattr(module, "build_index", lambda flags: built.append(flags) or "built")
+        monkeypatch.setattr(module, "build_index", lambda _, into: built.append(into) or "built")
     assert run(tmp_path, tokenizer_dir)[0] == ExitCode.OK
     assert not built
     assert run(tmp_path, tokenizer_dir, "--index")[0] == ExitCode.OK
-    assert len(built) == 1
+    assert built == [None]
+    assert run(tmp_path, tokenizer_dir, "--index-dir", "/data/prepared/index/run")[0] == ExitCode.OK
+    assert built == [None, Path("/data/prepared/index/run")]
 
 
 def test_a_folder_too_small_for_its_split_is_refused_before_the_index_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "build_index", lambda _: pytest.fail("Megatron would not return"))
+    monkeypatch.setattr(prepare, "build_index", lambda *_: pytest.fail("Megatron would not return"))
     for number, text in enumerate(TEXTS[:20]):
         (tmp_path / f"{number}.txt").write_text(text)
     words = ["--source", str(tmp_path), "--include", "*.txt", "--output-prefix", str(tmp_path / "out")]

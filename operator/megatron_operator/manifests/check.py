@@ -1,0 +1,115 @@
+"""The Job that checks data which were prepared elsewhere, before accelerators are taken.
+
+`data.blend` are datasets of Megatron, `data.datasetRoot` is a folder of samples to fine-tune on, or of
+latents. What the Job of `manifests.prepare` prepares, it checks itself.
+"""
+
+import json
+from typing import Final
+
+from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.environment import DATA_DIR, PROGRESS_PORT
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.preparation import CHECKED_FOLDER
+
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests import cpu_job
+from megatron_operator.manifests.cpu_job import Work
+from megatron_operator.manifests.metadata import ROLE_CHECK, Manifest, Owner, digest
+from megatron_operator.manifests.pod import literal
+from megatron_operator.manifests.prepare_resources import check_requests
+from megatron_operator.manifests.sample_index import index_of
+from megatron_operator.manifests.storage import Storage
+from megatron_operator.planner.dataset_args import bridge_check_arguments, dataset_arguments
+
+CONTAINER: Final = "check"
+FINAL: Final = sorted(int(code) for code in ExitCode if 0 < code < 128)
+"""Exit codes that a retry cannot fix: the Job fails at once."""
+_LATENTS: Final = "latents"
+
+
+def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list[str]) -> Manifest | None:
+    """A batch Job without accelerators, or None for a run whose data are prepared first, random or unchecked.
+
+    `megatron`: the arguments of the run. An edit of those that decide which samples it reads checks again.
+    """
+    data = resolved.data
+    if storage.data is None or data.sources or data.prepare is not None or data.mock_data:
+        return None
+    if data.check is False:
+        return None
+    claims = {"data": storage.data}
+    index = None
+    if data.blend:
+        by_bridge = resolved.engine == "bridge"
+        words = (
+            bridge_check_arguments(BridgeRun.from_arguments(megatron))
+            if by_bridge
+            else dataset_arguments(megatron)
+        )
+        arguments = _blend_arguments(resolved)
+        index = None if by_bridge else index_of(owner, storage, words)
+        if index is not None:
+            claims |= index.claims(storage)
+            arguments += index.arguments()
+        arguments += ["--", *words]
+    elif data.dataset_root is not None:
+        arguments = _root_arguments(resolved, BridgeRun.from_arguments(megatron))
+    else:
+        return None
+    work = Work(
+        role=ROLE_CHECK,
+        container=CONTAINER,
+        command="megatron-prepare",
+        arguments=[literal(word) for word in arguments],
+        resources=check_requests(resolved, index.memory if index else 0),
+        final=FINAL,
+        claims=claims,
+        # What is found in a blend is kept there.
+        read_only=frozenset() if data.blend else frozenset({"data"}),
+        environment={"HOME": "/tmp"},
+    )
+    return cpu_job.job(owner, resolved, work)
+
+
+def checked(job: Manifest) -> str:
+    """Digest of what a Job checks: the image and the queue are not part of it, as they change no data."""
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    claims = [volume.get("persistentVolumeClaim") for volume in job["spec"]["template"]["spec"]["volumes"]]
+    return digest([container["args"], claims])
+
+
+def _blend_arguments(resolved: ResolvedRecipe) -> list[str]:
+    data = resolved.data
+    prefixes = [f"{DATA_DIR}/{part.path}" for part in data.blend or []]
+    words = ["--check-blend", json.dumps(prefixes), "--known-dir", f"{DATA_DIR}/{CHECKED_FOLDER}"]
+    # Megatron-Bridge sizes the vocabulary by the tokenizer.
+    if resolved.model.vocab_size is not None and resolved.engine == "megatron":
+        words += ["--vocab-size", str(resolved.model.vocab_size)]
+    return [*words, *_most_epochs(resolved), "--progress-port", str(PROGRESS_PORT)]
+
+
+def _most_epochs(resolved: ResolvedRecipe) -> list[str]:
+    """Without a limit of the recipe, data that were prepared elsewhere may be read any number of times."""
+    epochs = resolved.data.max_epochs
+    return [] if epochs is None else ["--max-epochs", str(epochs)]
+
+
+def _root_arguments(resolved: ResolvedRecipe, run: BridgeRun) -> list[str]:
+    data, training = resolved.data, resolved.training
+    words = ["--check-root", f"{DATA_DIR}/{data.dataset_root}", "--progress-port", str(PROGRESS_PORT)]
+    if training.eval_iters != 0:
+        words.append("--evaluates")
+    if resolved.reads_latents:
+        return [*words, "--lines", _LATENTS]
+    batch, iterations = run.overrides["train.global_batch_size"], run.overrides["train.train_iters"]
+    assert isinstance(batch, int)
+    assert isinstance(iterations, int)
+    words += ["--lines", data.examples or "questionAndAnswer"]
+    words += ["--batch", str(batch), "--samples", str(batch * iterations)]
+    words += _most_epochs(resolved)
+    if (folder := run.overrides.get("tokenizer.tokenizer_model")) is not None:
+        words += ["--tokenizer-dir", str(folder)]
+    if resolved.model.vocab_size is not None:
+        words += ["--vocab-size", str(resolved.model.vocab_size)]
+    return words

@@ -1,0 +1,78 @@
+"""Where a Job builds the index of a run's samples before its first start, and the memory that this takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from megatron_contract.environment import DATA_DIR
+from megatron_contract.preparation import INDEX_FOLDER
+
+from megatron_operator.manifests.metadata import Owner
+from megatron_operator.manifests.storage import Storage
+
+_MEBI: Final = 1 << 20
+_PROCESS: Final = 1024 * _MEBI
+"""The process that builds the index with Megatron."""
+_SAMPLE: Final = (2 * 8 + 8 + 2 + 8) + 30
+"""Bytes of a sample in the index, about. The second number is a margin for the index of the documents, whose
+number is not known here: 4 bytes for each of an epoch, and 16 while Megatron builds it."""
+_LARGEST: Final = 8 << 30
+"""Bytes above which the index is left to rank 0: nodes without accelerators may not have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The index of the samples of one run."""
+
+    folder: str | None
+    """Folder on the data volume, from which rank 0 copies it; None for the run's, with the checkpoints."""
+    memory: int
+    """Bytes that building it takes, about."""
+
+    def arguments(self) -> list[str]:
+        """The option of `megatron-prepare`."""
+        return ["--index"] if self.folder is None else ["--index-dir", self.folder]
+
+    def claims(self, storage: Storage) -> dict[str, str]:
+        """The claims that the Job mounts for it, beside that of the data."""
+        return {"checkpoints": storage.checkpoint} if self.folder is None else {}
+
+
+def index_of(owner: Owner, storage: Storage, words: Sequence[str], workers: int = 1) -> Index | None:
+    """Where one of the `workers` pods of a Job builds the index of a run with these arguments of Megatron.
+
+    None for one that is left to rank 0.
+    """
+    memory = _memory(words)
+    if memory > _LARGEST:
+        return None
+    if _can_mount_checkpoints(storage, workers):
+        return Index(None, memory)
+    return Index(f"{DATA_DIR}/{INDEX_FOLDER}/{owner.name}", memory)
+
+
+def _memory(words: Sequence[str]) -> int:
+    """Bytes that building the index takes, in whole MiB.
+
+    Megatron holds all of it: a row of two numbers and one of the order for each sample (GPTDataset), and of a
+    blend one of the dataset and one of the sample there (BlendedDataset).
+    """
+    values = dict(pairwise(words))
+    samples = int(values.get("--train-samples", 0))
+    if not samples and "--global-batch-size" in values:
+        samples = int(values.get("--train-iters", 0)) * int(values["--global-batch-size"])
+    return _PROCESS + -(-samples * _SAMPLE // _MEBI) * _MEBI
+
+
+def _can_mount_checkpoints(storage: Storage, workers: int) -> bool:
+    """Whether the Job can write the index beside the checkpoints.
+
+    A new claim for one node is bound where its first pod runs, which may be far from the accelerators. If the
+    claim of the data is new too, that happens in any case. Several pods need a claim of several nodes.
+    """
+    new = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in storage.created}
+    one_node = new.get(storage.checkpoint, ["ReadWriteMany"]) != ["ReadWriteMany"]
+    if workers > 1:
+        return storage.checkpoint in new and not one_node
+    return not one_node or storage.data in new

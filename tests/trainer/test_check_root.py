@@ -1,0 +1,178 @@
+"""Folders of samples to fine-tune on are checked by megatron-prepare with Megatron-Bridge's own functions."""
+
+import importlib.util
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.data.prepare import _run
+
+from tests.trainer.chat_corpus import GENERATION, LLAMA, lines, openai, sharegpt, write_tokenizer
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None,
+    reason="what Megatron-Bridge imports is not installed: run make bridge-training",
+)
+ANSWER = {"input": "what is it?", "output": "a sample"}
+CHAT = openai("who are you?", "a bot")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with 10 samples to train on, and 4 for validation."""
+    root = tmp_path / "answers"
+    root.mkdir()
+    (root / "training.jsonl").write_text(lines([ANSWER] * 10))
+    (root / "validation.jsonl").write_text(lines([ANSWER] * 4))
+    return root
+
+
+def check(root: Path, *own: str, template: str | None = LLAMA, **values: Any) -> tuple[ExitCode, str]:
+    """What the check ends with of a run that reads 8 samples, 4 an iteration, and evaluates."""
+    tokenizer = root.parent / "tokenizer"
+    if not tokenizer.exists():
+        write_tokenizer(tokenizer, template)
+    flags = {"tokenizer-dir": tokenizer, "batch": 4, "samples": 8, **values}
+    words = ["--check-root", str(root), "--evaluates", *own]
+    words += [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    code, text, _ = _run(words)
+    return code, text
+
+
+def refused(root: Path, *own: str, **values: Any) -> str:
+    code, text = check(root, *own, **values)
+    assert code == ExitCode.BAD_DATA, text
+    return text
+
+
+def test_answers_that_suffice_pass(folder: Path) -> None:
+    code, text = check(folder)
+    assert code == ExitCode.OK, text
+    counts = "10 samples for training, 4 for validation; those for training are read once"
+    assert text == f"{folder} is checked: {counts}"
+
+
+@pytest.mark.parametrize("form", [openai, sharegpt])
+def test_chats_of_both_forms_pass(folder: Path, form: Any) -> None:
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text(lines([form("who are you?", "a bot")] * 10))
+    code, text = check(folder, lines="chat")
+    assert code == ExitCode.OK, text
+
+
+def test_a_file_that_is_missing_or_empty_is_named_with_what_is_there(folder: Path) -> None:
+    (folder / "validation.jsonl").rename(folder / "valid.jsonl")
+    text = refused(folder)
+    assert text.startswith(
+        f"data.datasetRoot: {folder} has no validation.jsonl, it has training.jsonl, valid"
+    )
+    assert text.endswith("write validation.jsonl there, a sample a line, or set training.evalIters: 0")
+    (folder / "validation.jsonl").touch()
+    assert "validation.jsonl is empty; write" in refused(folder)
+    assert "nowhere is not a folder; copy the samples there" in refused(folder / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"input": "a"', "training.jsonl:11: Expecting ',' delimiter"),
+        ('["a"]', "training.jsonl:11: it is not an object"),
+        ('{"input": "a"}', "training.jsonl:11: Prompt-completion rows must contain the configured"),
+        ('{"input": "a", "output": 3}', "training.jsonl:11: Prompt-completion columns must contain strings"),
+        (json.dumps(CHAT), "training.jsonl:11: Prompt-completion preprocessing requires paired text columns"),
+        ("\xff", "training.jsonl:11: 'utf-8' codec can't decode"),
+        ("\r\n", "training.jsonl:11: Expecting value"),
+    ],
+)
+def test_a_line_that_the_run_could_not_read_is_named(folder: Path, line: str, problem: str) -> None:
+    with (folder / "training.jsonl").open("ab") as stream:
+        stream.write(line.encode("latin-1"))
+    text = refused(folder)
+    assert problem in text
+    assert text.endswith("; correct the line, or remove it")
+
+
+def bridge_reads(file: Path) -> list[Any]:
+    """What Megatron-Bridge's data set has of a file."""
+    from megatron_trainer.weights import cpu_model
+
+    cpu_model.import_bridge()
+    from megatron.bridge.data.datasets.utils import _JSONLMemMapDataset
+
+    # It keeps an index of a path, whatever becomes of the file.
+    index = tempfile.mkdtemp(dir=file.parent.parent)
+    dataset = _JSONLMemMapDataset([str(file)], tokenizer=None, index_mapping_dir=index)
+    return [dataset[number] for number in range(len(dataset))]
+
+
+def test_empty_lines_are_taken_at_the_end_alone_as_by_bridge(folder: Path) -> None:
+    file = folder / "training.jsonl"
+    text = file.read_text()
+    assert text.endswith("}\n")
+    file.write_text(f"{text}\n\n")
+    code, ended = check(folder)
+    assert code == ExitCode.OK, ended
+    assert "10 samples for training" in ended
+    assert bridge_reads(file) == [ANSWER] * 10
+    file.write_text(f"{text}\n\n{text}")
+    assert refused(folder) == f"data.datasetRoot: {file}:11: the line is empty; remove it"
+    with pytest.raises(json.JSONDecodeError):
+        bridge_reads(file)
+
+
+def test_a_byte_order_mark_is_refused_as_by_bridge(folder: Path) -> None:
+    file = folder / "validation.jsonl"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    text = refused(folder)
+    assert text.startswith(f"data.datasetRoot: {file}:1: the line begins with a byte order mark")
+    assert text.endswith("; write the file as UTF-8 without one")
+    with pytest.raises(json.JSONDecodeError, match="BOM"):
+        bridge_reads(file)
+
+
+def test_a_folder_of_chats_needs_the_chat_template(folder: Path) -> None:
+    text = refused(folder, lines="chat", template=None)
+    assert "/tokenizer has no chat template; add chat_template.jinja there" in text
+
+
+def test_a_chat_without_an_answer_is_refused(folder: Path) -> None:
+    (folder / "training.jsonl").write_text(lines([openai("who are you?")] * 10))
+    text = refused(folder, lines="chat", template=GENERATION)
+    assert "training.jsonl:1: " in text
+
+
+def test_a_tokenizer_that_is_not_there_is_refused(folder: Path) -> None:
+    text = refused(folder, tokenizer_dir="/data/nowhere")
+    assert text.startswith("data.tokenizer.tokenizerModel: ")
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path) -> None:
+    text = refused(folder, vocab_size=100)
+    assert "and model.vocabSize is 100; name the model's own tokenizer" in text
+
+
+def test_too_few_samples_are_refused_with_what_to_change(folder: Path) -> None:
+    text = refused(folder, samples=20, max_epochs=1)
+    assert text == (
+        "data.maxEpochs: the run reads 20 samples, and 10 are there: 3 epochs, at most 1; "
+        "set data.maxEpochs: 3, a smaller training.trainIters, or add samples"
+    ), "an epoch is two whole iterations of 4"
+    assert check(folder, samples=20, max_epochs=3)[0] == ExitCode.OK
+    code, text = check(folder, samples=20)
+    assert (code, text.endswith("; those for training are read 2.5 times")) == (ExitCode.OK, True), text
+    text = refused(folder, batch=5, samples=5)
+    assert "validation.jsonl has 4 samples, and an iteration takes 5; add samples, or set a smaller" in text
+    assert text.endswith(", or training.evalIters: 0")
+
+
+def test_latents_are_checked_by_their_files(folder: Path) -> None:
+    text = refused(folder, lines="latents")
+    assert text == (
+        f"data.datasetRoot: {folder} has no tar files with samples of latents; copy them there, or correct "
+        "the path"
+    )
+    (folder / "a.tar").write_bytes(b"no tar file" * 99)
+    assert f"{folder}/a.tar: " in refused(folder, lines="latents")

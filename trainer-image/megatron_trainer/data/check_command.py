@@ -1,0 +1,86 @@
+"""`megatron-prepare --check-blend` or `--check-root`: checks what exists already against a run.
+
+    megatron-prepare --check-blend '["/data/web", "/data/code"]' --known-dir /data/prepared/checked \\
+        --vocab-size 32000 --index -- --seq-length 4096 --train-iters 1000 --global-batch-size 256 ...
+    megatron-prepare --check-root /data/answers --lines chat --tokenizer-dir /data/model --batch 16 \\
+        --samples 8000
+
+The former are datasets of Megatron (`data.blend`), with its flags of the run after `--`; the latter is a
+folder of samples to fine-tune on, or with `--lines latents` of a diffusion model (`data.datasetRoot`).
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer.data.check_blend import check_blend
+from megatron_trainer.data.check_meter import CheckMeter
+from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.prepare import build_index
+from megatron_trainer.data.prepare_options import add_index_dir, split_flags
+from megatron_trainer.data.sources_command import parse_arguments
+
+QUESTIONS: Final = "questionAndAnswer"
+LINES: Final = (QUESTIONS, "chat", "latents")
+
+
+def run(argv: Sequence[str]) -> str:
+    """Check what a run reads. Returns a line that describes the end. Raises PreparationError and OSError."""
+    own, megatron_flags = split_flags(argv)
+    args = _parse(own)
+    meter = CheckMeter()
+    if args.progress_port is not None:
+        meter.serve(args.progress_port)
+    if args.check_root is not None:
+        # Imports torch and Megatron-Bridge.
+        from megatron_trainer.data.check_root import Root, check_root
+
+        root = Root(
+            args.check_root,
+            args.lines,
+            args.tokenizer_dir,
+            args.batch,
+            args.samples,
+            args.max_epochs,
+            args.evaluates,
+            args.vocab_size,
+        )
+        return check_root(root, meter)
+    prefixes = _prefixes(args.check_blend)
+    text = check_blend(prefixes, megatron_flags, args.vocab_size, args.max_epochs, args.known_dir, meter)
+    if args.index or args.index_dir is not None:
+        text += f"; {build_index(megatron_flags, args.index_dir)}"
+    return text
+
+
+def _prefixes(text: str) -> list[Path]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise PreparationError(ExitCode.USAGE, "--check-blend is not a JSON list of datasets' prefixes")
+    return list(map(Path, found))
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="megatron-prepare", allow_abbrev=False, exit_on_error=False)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check-blend", help="JSON list of prefixes of datasets of Megatron")
+    what.add_argument("--check-root", type=Path, help="folder of samples to fine-tune on, or of latents")
+    parser.add_argument("--known-dir", type=Path, default=Path(), help="folder for what is known of datasets")
+    parser.add_argument("--lines", choices=LINES, default=QUESTIONS, help="what --check-root has")
+    parser.add_argument("--tokenizer-dir", type=Path, help="directory of the tokenizer")
+    parser.add_argument("--batch", type=int, default=1, help="samples that an iteration takes")
+    parser.add_argument("--samples", type=int, default=1, help="samples that the run reads for training")
+    parser.add_argument("--evaluates", action="store_true", help="the run reads samples for validation")
+    parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
+    parser.add_argument("--max-epochs", type=int, help="how often a run may read a dataset (default: any)")
+    parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
+    parser.add_argument("--progress-port", type=int, help="serve /progress there")
+    add_index_dir(parser)
+    return parse_arguments(parser, argv, at_least_one=("batch", "samples", "max_epochs"))

@@ -1,0 +1,192 @@
+"""Checks a folder of samples to fine-tune on, or of latents (`data.datasetRoot`), against a run.
+
+Each line is read by Megatron-Bridge's own function, so what passes here the run reads too.
+"""
+
+import codecs
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from megatron_contract.environment import DATA_DIR
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer.data import check
+from megatron_trainer.data.check_meter import CheckMeter
+from megatron_trainer.data.log import log
+from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.volume_paths import left_volume
+
+_FIELD: Final = "data.datasetRoot"
+_MODEL: Final = "data.tokenizer.tokenizerModel"
+_TRAINING: Final = "training.jsonl"
+_VALIDATION: Final = "validation.jsonl"
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder, and what a run reads of it: `samples` in all of training, `batch` in an iteration.
+
+    `lines` is questionAndAnswer, chat or latents; latents have no tokenizer.
+    """
+
+    path: Path
+    lines: str
+    tokenizer: Path | None
+    batch: int
+    samples: int
+    max_epochs: int | None
+    """How often a sample may be read; None for any number of times."""
+    evaluates: bool
+    vocab_size: int | None
+
+
+def check_root(root: Root, meter: CheckMeter) -> str:
+    """Check the folder. Returns a line that describes the end. Raises PreparationError and OSError."""
+    if problem := left_volume(root.path):
+        raise _refuse(problem)
+    if not root.path.is_dir():
+        raise _refuse(f"{root.path} is not a folder; copy the samples there, or correct the path")
+    if root.lines == "latents":
+        return _check_latents(root)
+    tokenizer = _tokenizer(root)
+    names = [_TRAINING, *([_VALIDATION] if root.evaluates else [])]
+    files = [_file(root, name) for name in names]
+    meter.begin(sum(path.stat().st_size for path in files))
+    counts = [_check_lines(path, _reader(root, tokenizer), meter) for path in files]
+    for path, count in zip(files, counts, strict=True):
+        if count < root.batch:
+            problem = f"{path} has {count:,} samples, and an iteration takes {root.batch:,}"
+            fix = "add samples, or set a smaller training.globalBatchSize"
+            fix += ", or training.evalIters: 0" if path.name == _VALIDATION else ""
+            raise _refuse(f"{problem}; {fix}")
+    times = _check_epochs(root, counts[0])
+    evaluated = f", {counts[1]:,} for validation" if root.evaluates else ""
+    text = f"{root.path} is checked: {counts[0]:,} samples for training{evaluated}"
+    return f"{text}; those for training are read {times}"
+
+
+def _check_epochs(root: Root, count: int) -> str:
+    """Return how often the samples are read. Raises PreparationError for more than is allowed."""
+    of_epoch = count // root.batch * root.batch
+    epochs = -(-root.samples // of_epoch)
+    if root.max_epochs is not None and epochs > root.max_epochs:
+        problem = f"the run reads {root.samples:,} samples, and {count:,} are there: {epochs:,} epochs"
+        fix = f"set data.maxEpochs: {epochs}, a smaller training.trainIters, or add samples"
+        text = f"data.maxEpochs: {problem}, at most {root.max_epochs:,}; {fix}"
+        raise PreparationError(ExitCode.BAD_DATA, text)
+    return check.show_times(root.samples / of_epoch)
+
+
+def _tokenizer(root: Root) -> Any:
+    """Return the tokenizer; None for one on a volume that is not mounted here. Raises PreparationError."""
+    folder = root.tokenizer
+    if folder is None or not (folder.exists() or folder.is_relative_to(DATA_DIR)):
+        log(f"{_MODEL} {folder} is not on the data volume, and is not checked")
+        return None
+    if problem := left_volume(folder):
+        raise PreparationError(ExitCode.BAD_DATA, f"{_MODEL}: {problem}")
+    loaded = check.load_offline(folder)
+    if root.lines == "chat" and not loaded.chat_template:
+        text = f"{_MODEL}: {folder} has no chat template; add chat_template.jinja there"
+        raise PreparationError(ExitCode.BAD_DATA, text)
+    if root.vocab_size is not None and loaded.vocab_size > root.vocab_size:
+        problem = f"{folder} has {loaded.vocab_size:,} ids, and model.vocabSize is {root.vocab_size:,}"
+        raise PreparationError(ExitCode.BAD_DATA, f"{_MODEL}: {problem}; name the model's own tokenizer")
+    return loaded
+
+
+def _file(root: Root, name: str) -> Path:
+    path = root.path / name
+    fix = f"write {name} there, a sample a line"
+    if name == _VALIDATION:
+        fix += ", or set training.evalIters: 0"
+    if problem := left_volume(path):
+        raise _refuse(problem)
+    if not path.is_file():
+        found = sorted(entry.name for entry in root.path.iterdir() if not entry.name.startswith("."))
+        raise _refuse(f"{root.path} has no {name}, it has {', '.join(found[:4]) or 'nothing'}; {fix}")
+    if not os.access(path, os.R_OK):
+        raise _refuse(f"{path} is not readable for user {os.getuid()} of the pods; change its mode or owner")
+    if not path.stat().st_size:
+        raise _refuse(f"{path} is empty; {fix}")
+    return path
+
+
+def _reader(root: Root, tokenizer: Any) -> Callable[[dict[str, Any], bool], None]:
+    """Return what raises ValueError for a sample that Bridge does not read; True for the first of a file."""
+    from megatron_trainer.weights import cpu_model
+
+    cpu_model.import_bridge()
+    from megatron.bridge.data.sft_processing import normalize_sft_example
+
+    from megatron_trainer.bridge.chat_tokens import AnswerError, tokenize
+    from megatron_trainer.bridge.configuration import preprocessing
+
+    form = preprocessing(chats=root.lines == "chat")
+
+    def read(record: dict[str, Any], first: bool) -> None:
+        normalize_sft_example(record, form)
+        # All lines would take as long as an epoch of the loader; the run names a later line.
+        if first and root.lines == "chat" and tokenizer is not None:
+            try:
+                tokenize(record, tokenizer)
+            except AnswerError as error:
+                raise ValueError(str(error)) from error
+
+    return read
+
+
+def _check_lines(path: Path, read: Callable[[dict[str, Any], bool], None], meter: CheckMeter) -> int:
+    """Return the number of samples of a file. Raises PreparationError for a line that Bridge cannot read."""
+    count = 0
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            meter.step(len(line))
+            # Bridge drops empty lines at the end of a file, and only there.
+            if line == b"\n":
+                continue
+            if number > count + 1:
+                raise _refuse(f"{path}:{count + 1}: the line is empty; remove it")
+            # Bridge parses text. Of bytes, json takes the mark, and UTF-16 too.
+            if line.startswith(codecs.BOM_UTF8):
+                problem = f"{path}:{number}: the line begins with a byte order mark"
+                raise _refuse(f"{problem}; write the file as UTF-8 without one")
+            try:
+                record = json.loads(line.decode())
+                if not isinstance(record, dict):
+                    raise ValueError("it is not an object")
+                read(record, number == 1)
+            except ValueError as error:
+                reason = " ".join(str(error).split())[:300]
+                raise _refuse(f"{path}:{number}: {reason}; correct the line, or remove it") from error
+            count = number
+    return count
+
+
+def _check_latents(root: Root) -> str:
+    """Check the headers of all tar files, and the first sample of each folder."""
+    from megatron_trainer.bridge import latent_shards
+    from megatron_trainer.bridge.latents import VALIDATION
+    from megatron_trainer.bridge.sample_files import SampleLineError
+
+    counts = []
+    for folder in (root.path, *([root.path / VALIDATION] if root.evaluates else [])):
+        try:
+            places = latent_shards.find(folder)
+            if not places:
+                fix = "set training.evalIters: 0" if folder != root.path else "correct the path"
+                raise _refuse(f"{folder} has no tar files with samples of latents; copy them there, or {fix}")
+            latent_shards.read(places[0])
+        except SampleLineError as error:
+            raise _refuse(str(error)) from error
+        counts.append(len(places))
+    evaluated = f", {counts[1]:,} for validation" if root.evaluates else ""
+    return f"{root.path} is checked: {counts[0]:,} samples of latents for training{evaluated}"
+
+
+def _refuse(problem: str) -> PreparationError:
+    return PreparationError(ExitCode.BAD_DATA, f"{_FIELD}: {problem}")
