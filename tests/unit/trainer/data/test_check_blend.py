@@ -210,7 +210,7 @@ def test_the_weights_of_a_dataset_that_is_listed_twice_are_added(tmp_path: Path)
     assert text.startswith("2 datasets are checked: 400 documents")
 
 
-def test_without_a_limit_a_run_may_read_a_dataset_often_and_is_told_how_often(tmp_path: Path) -> None:
+def test_without_a_limit_a_run_may_read_a_dataset_often_and_the_message_has_how_often(tmp_path: Path) -> None:
     parts = [write(tmp_path / name) for name in "abcdef"]
     code, text = run(*parts[:2], train_iters="320")
     assert code == ExitCode.OK, text
