@@ -218,6 +218,7 @@ def prove_written(name: str, folder: Path) -> bool:
     import torch
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron_trainer.checkpoints import selection
     from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
 
     source, imported, filled = folder / "source", folder / "imported", folder / "filled"
@@ -233,6 +234,6 @@ def prove_written(name: str, folder: Path) -> bool:
         dist_checkpointing.save(checkpoint.state(model), str(filled), content_metadata=checkpoint.CONTENT)
     written = [
         {file.name: file.read_bytes() for file in path.glob("*.distcp")}
-        for path in (filled, imported / checkpoint.RELEASE)
+        for path in (filled, imported / selection.RELEASE)
     ]
     return bool(written[0]) and written[0] == written[1]

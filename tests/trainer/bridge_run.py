@@ -3,7 +3,7 @@
 import json
 import shutil
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -164,3 +164,7 @@ def rendered_objects(spec: dict[str, Any]) -> Manifests:
 
     admitted = admit("run", MegatronRecipeSpec.model_validate(spec), default_platform(), catalog.load())
     return manifests.build(admitted, "")
+
+
+NewRun = Callable[..., BridgeGang]
+"""Makes a run of a kind (pretrain, sft, peft), with these overrides."""

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from megatron_contract.bridge_run import Value
 
 from testkit.weights.warm import WarmConverter
 from tests.trainer import text_corpus
+from tests.trainer.bridge_run import BridgeGang, NewRun, write_model
 from tests.trainer.gang import Gang
 from tests.trainer.warm_process import WarmProcess
 
@@ -35,6 +37,22 @@ def warm_bridge() -> Iterator[WarmProcess]:
     process = WarmProcess("cpu", {"MEGATRON_PLATFORM": "cpu", "MEGATRON_ENGINE": "bridge"})
     yield process
     process.close()
+
+
+@pytest.fixture(scope="module")
+def new_run(tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess) -> Iterator[NewRun]:
+    """Makes a run of a function of Llama 3.2 1B, at TP 2 unless the overrides name another layout."""
+    runs: list[BridgeGang] = []
+    model = write_model(tmp_path_factory.mktemp("model"))
+
+    def made(kind: str, **overrides: Value) -> BridgeGang:
+        folder, function = tmp_path_factory.mktemp("run"), f"llama32_1b_{kind}_config"
+        runs.append(BridgeGang(folder, warm_bridge, model, function, **overrides))
+        return runs[-1]
+
+    yield made
+    for run in runs:
+        run.stop()
 
 
 @pytest.fixture(scope="session")

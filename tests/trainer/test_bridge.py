@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from megatron_contract.bridge_run import MODEL_FOLDER, Value
@@ -263,17 +264,11 @@ def test_a_recipe_is_fine_tuned_on_the_chats_that_its_job_prepared(
     assert_learned(run)
 
 
-def test_a_killed_run_reads_the_chats_of_an_undisturbed_one_in_each_iteration(
-    volume: Path, warm_bridge: WarmProcess, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    source = {"path": "/data/raw/*.jsonl", "format": "chat"}
-    spec = _spec("llama3.2-1b-sft", {"sources": [source], "split": "80,20,0"}, 128)
-    spec["parallelism"] = {"tensorModelParallelSize": 1}
-    words = rendered_preparation(spec, volume)
-    chats_command.run(words)
-    undisturbed, killed = (
-        RecipeGang(tmp_path_factory.mktemp("run"), warm_bridge, volume, spec) for _ in range(2)
-    )
+def _undisturbed_and_killed(
+    spec: dict[str, Any], volume: Path, warm: WarmProcess, folders: pytest.TempPathFactory
+) -> tuple[RecipeGang, RecipeGang]:
+    """Two finished runs of a recipe, which have read the same samples though a rank of one was killed."""
+    undisturbed, killed = (RecipeGang(folders.mktemp("run"), warm, volume, spec) for _ in range(2))
     undisturbed.run_to_end()
     killed.start()
     killed.await_iteration(SAVED_EVERY + 1)
@@ -284,6 +279,19 @@ def test_a_killed_run_reads_the_chats_of_an_undisturbed_one_in_each_iteration(
     assert sorted(expected.places()) == list(range(1, ITERATIONS + 1))
     assert found.places() == expected.places()
     assert found.problems() == expected.problems() == []
+    return undisturbed, killed
+
+
+def test_a_killed_run_reads_the_chats_of_an_undisturbed_one_in_each_iteration(
+    volume: Path, warm_bridge: WarmProcess, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = {"path": "/data/raw/*.jsonl", "format": "chat"}
+    spec = _spec("llama3.2-1b-sft", {"sources": [source], "split": "80,20,0"}, 128)
+    spec["parallelism"] = {"tensorModelParallelSize": 1}
+    words = rendered_preparation(spec, volume)
+    chats_command.run(words)
+    undisturbed, killed = _undisturbed_and_killed(spec, volume, warm_bridge, tmp_path_factory)
+    expected, found = undisturbed.samples(), killed.samples()
     assert [kept.start.ranks for kept in found.kept()] == [2, 2]
     chats = (Path(words[words.index("--output") + 1]) / "training.jsonl").read_text().splitlines()
     read = [place for places in expected.places().values() for place in places]
@@ -296,7 +304,7 @@ def test_a_killed_run_reads_chats_and_text_by_weight_as_an_undisturbed_one(
     volume: Path,
     warm_bridge: WarmProcess,
     tmp_path_factory: pytest.TempPathFactory,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     for number in range(20):
         (volume / "raw" / f"{number}.txt").write_text(f"document {number} " * 9)
@@ -307,19 +315,8 @@ def test_a_killed_run_reads_chats_and_text_by_weight_as_an_undisturbed_one(
     spec = _spec("llama3.2-1b-lora", {"sources": sources, "split": "80,20,0"}, 128)
     words = rendered_preparation(spec, volume)
     chats_command.run(words)
-    undisturbed, killed = (
-        RecipeGang(tmp_path_factory.mktemp("run"), warm_bridge, volume, spec) for _ in range(2)
-    )
-    undisturbed.run_to_end()
-    killed.start()
-    killed.await_iteration(SAVED_EVERY + 1)
-    killed.kill_rank(0)
-    assert killed.wait() == [0], killed.log()[-3000:]
-
-    expected, found = undisturbed.samples(), killed.samples()
-    assert sorted(expected.places()) == list(range(1, ITERATIONS + 1))
-    assert found.places() == expected.places()
-    assert found.problems() == expected.problems() == []
+    undisturbed, killed = _undisturbed_and_killed(spec, volume, warm_bridge, tmp_path_factory)
+    expected = undisturbed.samples()
     assert expected.starts[1].dataset["order"] == "sequential"
     assert undisturbed.distinct_losses() == killed.distinct_losses()
     root = Path(words[words.index("--output") + 1])
@@ -327,10 +324,10 @@ def test_a_killed_run_reads_chats_and_text_by_weight_as_an_undisturbed_one(
     for places in expected.places().values():
         assert sorted("messages" in records[place] for place in places) == [False, True, True, True]
     shown = ["--iteration", "1", "--text", "8", "--json", "--tokenizer", f"{volume}/model"]
-    capsys.readouterr()
+    capfd.readouterr()
     assert samples_command.run([str(killed.save), *shown]) == 0
     texts = [
-        part["text"] for each in json.loads(capsys.readouterr().out)["samples"] for part in each["documents"]
+        part["text"] for each in json.loads(capfd.readouterr().out)["samples"] for part in each["documents"]
     ]
     assert sorted(texts) == ["document", *['{"messag'] * 3]
 

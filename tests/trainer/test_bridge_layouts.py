@@ -2,7 +2,6 @@
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tests.trainer.bridge_run import (
     LENGTH,
     SAVED_EVERY,
     BridgeGang,
+    NewRun,
     RecipeGang,
     write_model,
     write_samples,
@@ -20,7 +20,6 @@ from tests.trainer.bridge_run import (
 from tests.trainer.warm_process import WarmProcess
 
 TRACKER = "latest_checkpointed_iteration.txt"
-NewRun = Callable[..., BridgeGang]
 RESHARDABLE: dict[str, Value] = {"checkpoint.dist_ckpt_optim_fully_reshardable": True}
 TENSORS: dict[str, Value] = {
     "model.tensor_model_parallel_size": 2,
@@ -42,24 +41,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def new_run(tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess) -> Iterator[NewRun]:
-    """Makes a run of a function at TP 2."""
-    runs: list[BridgeGang] = []
-    model = write_model(tmp_path_factory.mktemp("model"))
-
-    def made(function: str, **overrides: Value) -> BridgeGang:
-        runs.append(BridgeGang(tmp_path_factory.mktemp("run"), warm_bridge, model, function, **overrides))
-        return runs[-1]
-
-    yield made
-    for run in runs:
-        run.stop()
-
-
-@pytest.fixture(scope="module")
 def weights(new_run: NewRun) -> Path:
     """The checkpoints of a pretrained model."""
-    run = new_run("llama32_1b_pretrain_config")
+    run = new_run("pretrain")
     run.run_to_end()
     return run.save
 
@@ -79,7 +63,7 @@ def test_a_run_continues_in_another_layout_after_one_checkpoint_with_elastic(
 ) -> None:
     own: dict[str, Value] = {} if kind == "pretrain" else {"checkpoint__pretrained_checkpoint": str(weights)}
     own |= {"peft__dim": 8, "peft__dropout": 0.0, **SHARED_STATES} if kind == "peft" else {}
-    run, same_layout = (new_run(f"llama32_1b_{kind}_config", **own) for _ in range(2))
+    run, same_layout = (new_run(kind, **own) for _ in range(2))
     assert continued(run, SAVED_EVERY) == [0], run.log()[-3000:]
     assert continued(run, 2 * SAVED_EVERY, PIPELINE, RESHARDABLE) != [0]
     assert "not supported for DistributedOptimizer with sharding type dp_reshardable" in run.log()

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from megatron_contract.bridge_run import MODEL_FOLDER, Value
 from megatron_contract.exit_codes import ExitCode
 
 from testkit.weights.warm import WarmConverter
-from tests.trainer.bridge_run import ITERATIONS, SAVED_EVERY, BridgeGang, write_model
-from tests.trainer.warm_process import WarmProcess
+from tests.trainer.bridge_run import ITERATIONS, SAVED_EVERY, BridgeGang, NewRun
 
-NewRun = Callable[..., BridgeGang]
 LORA: dict[str, Value] = {"peft__dim": 8, "peft__dropout": 0.0}
 LORA |= {f"{section}__use_distributed_optimizer": True for section in ("ddp", "optimizer")}
 PIPELINE: dict[str, Value] = {
@@ -26,22 +23,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None,
     reason="what Megatron-Bridge imports is not installed: run make bridge-training",
 )
-
-
-@pytest.fixture(scope="module")
-def new_run(tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess) -> Iterator[NewRun]:
-    """Makes a run of a function, at TP 2 unless the overrides name another layout."""
-    runs: list[BridgeGang] = []
-    model = write_model(tmp_path_factory.mktemp("model"))
-
-    def made(kind: str, **overrides: Value) -> BridgeGang:
-        folder, function = tmp_path_factory.mktemp("run"), f"llama32_1b_{kind}_config"
-        runs.append(BridgeGang(folder, warm_bridge, model, function, **overrides))
-        return runs[-1]
-
-    yield made
-    for run in runs:
-        run.stop()
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ CHECK: Final = Stage(
     ROLE_CHECK,
     "check",
     check.CONTAINER,
-    tuple(check.FINAL),
+    tuple(prepare.FINAL),
     Phase.CHECKING,
     Condition.PREPARED,
     Reason.CHECKING,

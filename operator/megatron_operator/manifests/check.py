@@ -9,7 +9,6 @@ from typing import Final
 
 from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.environment import DATA_DIR, PROGRESS_PORT
-from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import CHECKED_FOLDER
 
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -17,14 +16,13 @@ from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
 from megatron_operator.manifests.metadata import ROLE_CHECK, Manifest, Owner, digest
 from megatron_operator.manifests.pod import literal
+from megatron_operator.manifests.prepare import FINAL
 from megatron_operator.manifests.prepare_resources import check_requests
 from megatron_operator.manifests.sample_index import index_of
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import bridge_check_arguments, dataset_arguments
 
 CONTAINER: Final = "check"
-FINAL: Final = sorted(int(code) for code in ExitCode if 0 < code < 128)
-"""Exit codes that a retry cannot fix: the Job fails at once."""
 _LATENTS: Final = "latents"
 
 

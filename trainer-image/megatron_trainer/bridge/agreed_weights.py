@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge import starting_weights
@@ -24,6 +25,7 @@ from megatron_trainer.worker.failures import RankError
 WAIT_SECONDS: Final = 600.0
 """For rank 0, which may start later, and for a volume whose clients see a new file late."""
 _POLL_SECONDS: Final = 0.1
+_SAVE: Final = "checkpoint.save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,17 @@ class Start:
         resume_from = os.environ.get(RESUME_ENV)
         name = f"{os.environ.get(LEASE_ENV, '')}/{os.environ.get(GENERATION_ENV, '')}"
         return cls(int(os.environ.get("RANK", "0")), int(resume_from) if resume_from else None, name)
+
+
+def of_run(run: BridgeRun, start: Start | None, *, adapts: bool) -> StartingWeights | None:
+    """The weights of a rank, None for random ones. `start` is None to check the run before one."""
+    asked, save = run.overrides.get(starting_weights.FIELD), run.overrides.get(_SAVE)
+    if asked is None:
+        return None
+    folders = Path(str(asked)), Path(str(save)) if save is not None else None
+    if start is None:
+        return before_start(*folders, adapts=adapts)
+    return of_start(*folders, start, adapts=adapts)
 
 
 def of_start(asked: Path, save: Path | None, start: Start, *, adapts: bool) -> StartingWeights:

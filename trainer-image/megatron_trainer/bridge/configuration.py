@@ -65,7 +65,6 @@ from megatron_trainer.worker.failures import RankError
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
 _OURS = (BLEND, CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME, SOUND_TEXT)
 _TRAINING_FILE = "training.jsonl"
-_SAVE = "checkpoint.save"
 _PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
 _ACTIVATION = "model.activation_func"
 
@@ -155,7 +154,7 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
         ) from error
     vision_layers.follow_config(config.model)
     query_norms.leave_out()
-    weights = _weights_of(run, start, adapts=config.peft is not None)
+    weights = agreed_weights.of_run(run, start, adapts=config.peft is not None)
     if weights is not None:
         # Functions that pretrain give the model the tokenizer's vocabulary, which its weights may exceed.
         starting_weights.keep_vocabulary(config, weights.base, pretrains=_pretrains(run))
@@ -220,16 +219,6 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
 
         blended_samples.read_by_weight(config)
     return config, weights
-
-
-def _weights_of(run: BridgeRun, start: Start | None, *, adapts: bool) -> StartingWeights | None:
-    asked, save = run.overrides.get(starting_weights.FIELD), run.overrides.get(_SAVE)
-    if asked is None:
-        return None
-    folders = Path(str(asked)), Path(str(save)) if save is not None else None
-    if start is None:
-        return agreed_weights.before_start(*folders, adapts=adapts)
-    return agreed_weights.of_start(*folders, start, adapts=adapts)
 
 
 def _pretrains(run: BridgeRun) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.checkpoints import selection
 from megatron_trainer.worker.failures import RankError
 
 _SIZES: Final[tuple[str, ...]] = (
@@ -76,10 +77,9 @@ def _tensors(weights: Path) -> list[str]:
     """Names of the tensors of the checkpoint that the tracker in `weights` names, or of `weights` itself."""
     from torch.distributed.checkpoint import FileSystemReader
 
-    tracker = weights / "latest_checkpointed_iteration.txt"
     try:
-        text = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else "."
-        directory = weights / (f"iter_{int(text):07}" if text.isdecimal() else text)
+        text = selection.read_tracker(weights) or "."
+        directory = selection.directory(weights, int(text)) if text.isdecimal() else weights / text
         return list(FileSystemReader(directory).read_metadata().state_dict_metadata)
     except Exception as error:  # a pickle raises anything
         text = " ".join(str(error).split())[:300]

@@ -12,12 +12,11 @@ from typing import Any, Final
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge.weights_record import WeightsRecord, digest
+from megatron_trainer.checkpoints import selection
 from megatron_trainer.worker.failures import RankError
 
 FIELD: Final = "checkpoint.pretrained_checkpoint"
-_TRACKER: Final = "latest_checkpointed_iteration.txt"
 _CONFIG: Final = "run_config.yaml"
-_RELEASE: Final = "release"
 _OF_ADAPTERS: Final = ("_target_", "dim", "alpha", "target_modules")
 """Settings of adapters that their values depend on."""
 
@@ -75,7 +74,7 @@ def configuration(checkpoint: Path) -> dict[str, Any] | None:
     """The configuration in a checkpoint of Megatron-Bridge, or in an import; None where it cannot be read."""
     import yaml
 
-    for folder in (checkpoint, checkpoint / _RELEASE):
+    for folder in (checkpoint, checkpoint / selection.RELEASE):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
             found = yaml.safe_load((folder / _CONFIG).read_text(encoding="utf-8"))
             if isinstance(found, dict):
@@ -145,7 +144,7 @@ def require_vocabulary(checkpoint: Path) -> None:
 def _newest(folder: Path) -> Path:
     """The iteration that the tracker of a run names, else the folder itself, as of an import."""
     try:
-        text = (folder / _TRACKER).read_text(encoding="utf-8").strip()
+        text = selection.read_tracker(folder)
     except OSError:
         return folder
-    return folder / f"iter_{int(text):07}" if text.isdecimal() else folder
+    return selection.directory(folder, int(text)) if text is not None and text.isdecimal() else folder

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from megatron_trainer.checkpoints.selection import RELEASE
+
 FILE: Final = "weights.json"
 _INDEX: Final = ".metadata"
-_RELEASE: Final = "release"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class WeightsRecord:
 
 def digest(checkpoint: Path) -> str | None:
     """SHA-256 of the index of a checkpoint, which each save writes; of an import that of its release."""
-    for file in (checkpoint / _INDEX, checkpoint / _RELEASE / _INDEX):
+    for file in (checkpoint / _INDEX, checkpoint / RELEASE / _INDEX):
         with contextlib.suppress(OSError):
             return hashlib.sha256(file.read_bytes()).hexdigest()
     return None

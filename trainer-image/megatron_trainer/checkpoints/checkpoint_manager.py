@@ -268,7 +268,7 @@ class CheckpointManager:
         load = self._flags.load
         if load is None:
             return False
-        released = selection.read_tracker(load) == "release"
+        released = selection.read_tracker(load) == selection.RELEASE
         return released or selection.newest_complete(load, self._flags.ckpt_format) is not None
 
     def verify(self, ending: Ending) -> Ending:

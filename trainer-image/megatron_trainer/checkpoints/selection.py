@@ -26,6 +26,8 @@ from megatron_trainer.errors import TrainerError
 from megatron_trainer.flags import BRIDGE_FORMAT
 
 TRACKER = "latest_checkpointed_iteration.txt"
+# What the tracker has in place of an iteration where there are weights alone, and their folder.
+RELEASE = "release"
 REASON_FILE = "why-set-aside.txt"
 # Number of checkpoints that were set aside and are kept for inspection: the newest.
 BROKEN_KEPT = 2
@@ -262,7 +264,7 @@ def choose(root: Path, ckpt_format: str = "torch_dist", guard: Callable[[], None
         if text != str(chosen):
             _write_tracker(root, str(chosen))
             repairs.append(f"{TRACKER} contained {text!r}: now {chosen}")
-    elif text is not None and not (text == "release" and (root / "release").is_dir()):
+    elif text is not None and not (text == RELEASE and (root / RELEASE).is_dir()):
         target = _set_aside(root / TRACKER, "")
         repairs.append(
             f"{TRACKER} contained {text!r} but there is no complete checkpoint: set aside as {target.name}"

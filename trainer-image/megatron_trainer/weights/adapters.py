@@ -7,7 +7,7 @@ from typing import Any, Final
 from megatron_trainer.bridge import saved_lora
 from megatron_trainer.bridge.saved_lora import AdaptersError
 from megatron_trainer.bridge.weights_record import WeightsRecord
-from megatron_trainer.checkpoints.selection import TRACKER
+from megatron_trainer.checkpoints import selection
 from megatron_trainer.weights import checkpoint
 from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
@@ -54,8 +54,7 @@ def frozen_weights(directory: Path, folder: HuggingFaceFolder) -> Path | None:
 
 def _is_of_a_run(folder: Path) -> bool:
     """Whether the tracker in a folder names an iteration, not the release of an import."""
-    tracker = folder / TRACKER
-    return tracker.is_file() and tracker.read_text(encoding="utf-8").strip() != checkpoint.RELEASE
+    return selection.read_tracker(folder) not in (None, selection.RELEASE)
 
 
 def load(model: Any, directory: Path) -> Any:

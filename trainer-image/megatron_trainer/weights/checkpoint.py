@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from megatron_trainer.checkpoints import selection
-from megatron_trainer.checkpoints.selection import TRACKER
+from megatron_trainer.checkpoints.selection import RELEASE, TRACKER
 from megatron_trainer.weights import cpu_model
 from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.tensors import TensorSource, name_of
 
-RELEASE = "release"
 SOURCE_FOLDER = "huggingface"
 """Configuration and tokenizer of the source, inside the checkpoint's folder."""
 _NOT_OF_THE_MODEL = ("optimizer.", "rng_state", "rerun_state_machine", "chained_")
