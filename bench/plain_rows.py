@@ -47,6 +47,7 @@ NOT_APPLICABLE = {
     r"^accelerator\.count": "a plain job has no such field; another count needs another job with other flags",
     r"elastic run": "its number of pods is fixed",
     r"which is avoided": "a plain job avoids no node",
+    r"announces its maintenance": "a plain job moves once its pods are evicted",
 }
 """Rows that do not apply to a plain job: a regular expression for their names, and the reason."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from testkit.faults import bad_node, clock, resizes
+from testkit.faults import clock, node_conditions, resizes
 from testkit.faults import infrastructure as infra
 from testkit.faults import injections as inject
 from testkit.faults.injections import Injection
@@ -310,11 +310,21 @@ LAYOUTS = (
     ),
     Row(
         "a rank is killed on a node that reports a fault of its GPUs, which is avoided",
-        bad_node.kill_rank_on_faulty_node,
+        node_conditions.kill_rank_on_faulty_node,
         kinds("rank", "pod"),
         SIGKILL,
         reported=("pod", "node", "rank"),
-        spec=bad_node.AVOIDING,
+        spec=node_conditions.AVOIDING,
+        extended=True,
+    ),
+    Row(
+        "a node announces its maintenance, and the run moves before it goes",
+        node_conditions.announce_maintenance,
+        kinds("maintenance"),
+        r"maintenance of {node} \(node condition VMEventScheduled=True\)",
+        later_causes=(),
+        reported=("pod", "node"),
+        spec=node_conditions.AVOIDING,
         extended=True,
     ),
 )
