@@ -18,15 +18,22 @@ from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import Source
 
-from tests.unit.trainer.data import object_store
+from testkit import object_store
+from testkit.errors import CommandFailedError
+from testkit.kubectl import find_tool
+from testkit.object_store import BUCKET, ObjectStore
 from tests.unit.trainer.data.corpus import TEXTS, decoded, lines, with_template, write
-from tests.unit.trainer.data.object_store import BUCKET, ObjectStore
+from tests.unit.trainer.data.disturbed_store import disturbed
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    try:
+        find_tool("versitygw")
+    except CommandFailedError:
+        pytest.skip("no versitygw: neither .cluster/bin/versitygw (`localcluster binaries`) nor one on PATH")
     with object_store.running(tmp_path_factory.mktemp("store") / "s3") as found:
         yield found
 
@@ -113,7 +120,7 @@ def test_a_worker_reads_the_ranges_of_its_shards_only(
         if found := re.search(r"bytes=(\d+)-(\d+)", request):
             asked.append((int(found[1]), int(found[2]) + 1))
 
-    with object_store.disturbed(store, watch) as endpoint:
+    with disturbed(store, watch) as endpoint:
         found = source(tmp_path, endpoint, {"path": f"s3://{BUCKET}/{folder}/a.jsonl", "format": "jsonl"})
         [*shards] = sources.divide(found, sources.find_files(found))
         [*_] = documents.read_documents(found, shards[4])
@@ -221,7 +228,7 @@ def test_an_error_that_ends_by_itself_is_not_seen(
         requests.append(request)
         return disturbance if requests.count(request) <= 2 else None
 
-    with object_store.disturbed(store, twice) as endpoint:
+    with disturbed(store, twice) as endpoint:
         found = source(tmp_path, endpoint, {"path": f"s3://{BUCKET}/{folder}/*.jsonl", "format": "jsonl"})
         prepare(tmp_path, tokenizer_dir, found)
     assert decoded(found.output, tokenizer_dir) == TEXTS
@@ -295,7 +302,7 @@ def test_what_cannot_be_found_is_refused_by_its_field(
 def test_a_key_that_may_not_read_the_bucket_is_refused(
     tmp_path: Path, tokenizer_dir: Path, store: ObjectStore
 ) -> None:
-    with object_store.disturbed(store, lambda _: 403) as endpoint:
+    with disturbed(store, lambda _: 403) as endpoint:
         found = source(tmp_path, endpoint, {"path": f"s3://{BUCKET}/a.jsonl", "format": "jsonl"})
         error = refusal(tmp_path, tokenizer_dir, found)
     assert "access is denied; allow s3:ListBucket and s3:GetObject" in str(error)
