@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import nbformat
 from markdown_it import MarkdownIt
+from megatron_operator.lifecycle.write_delay import INTERVAL
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image
@@ -37,14 +38,18 @@ PICTURE: Final = ROOT / "docs" / "notebook.png"
 NAME: Final = "from-a-notebook"
 MASTER: Final = f"{NAME}-master-0"
 ITERATIONS: Final = 200
+STEP_SECONDS: Final = 3.0
+SAVE_INTERVAL: Final = 40
 RESTART: Final = 130
-"""Iteration at which rank 3 dies; the newest checkpoint is of 120."""
+"""Iteration at which rank 3 dies."""
+RESUMED: Final = RESTART // SAVE_INTERVAL * SAVE_INTERVAL
+"""Iteration of the newest checkpoint then."""
 WIDTH: Final = 900
 INCIDENT: Final = {
-    "number": 1, "time": "2026-01-01T10:00:33Z", "kind": "rank", "pod": "worker-0", "rank": 3,
-    "cause": "rank 3 was killed by SIGKILL", "iteration": RESTART, "resumedFrom": RESTART - 10,
-    "lostIterations": 10, "seconds": {"detect": 0.3, "load": 1.3, "redo": 2.5},
-    "recoveredAt": "2026-01-01T10:00:37Z",
+    "number": 1, "time": "2026-01-01T10:06:30Z", "kind": "rank", "pod": "worker-0", "rank": 3,
+    "cause": "rank 3 was killed by SIGKILL", "iteration": RESTART, "resumedFrom": RESUMED,
+    "lostIterations": RESTART - RESUMED, "seconds": {"detect": 0.3, "load": 1.3, "redo": 27.0},
+    "recoveredAt": "2026-01-01T10:06:35Z",
 }  # fmt: skip
 STYLE: Final = """
 body { margin: 0; padding: 8px 20px; width: 860px; font: 14px/1.45 "DejaVu Sans", sans-serif; color: #16202a }
@@ -70,7 +75,7 @@ def log() -> str:
     return "\n".join(
         f" [2026-01-01 10:00:00.123456] iteration {number:8d}/{ITERATIONS:8d} |"
         f" consumed samples: {number * 8:12d} |"
-        f" elapsed time per iteration (ms): {250 + 4 * math.sin(number):.1f} |"
+        f" elapsed time per iteration (ms): {1000 * STEP_SECONDS + 4 * math.sin(number):.1f} |"
         f" learning rate: {1.5e-4 * min(1.0, number / 40):.6E} | global batch size:     8 |"
         f" lm loss: {loss(number):.6E} | loss scale: 1.0 | grad norm: {1.9 - number / 250:.3f} |"
         " number of skipped iterations:   0 | number of nan iterations:   0 |"
@@ -79,16 +84,26 @@ def log() -> str:
 
 
 def statuses() -> Iterator[dict[str, Any]]:
-    """What the operator writes while the run trains: a status for every fifth iteration."""
+    """What the operator writes: progress alone once in `write_delay.INTERVAL`, all else at once.
+
+    That is the first iteration after a start, a checkpoint, the restart and the end.
+    """
     recovery: dict[str, Any] = {"restarts": 0, "goodput": 1.0}
-    for number in [*range(5, RESTART + 1, 5), *range(RESTART - 5, ITERATIONS + 1, 5)]:
-        yield {
-            "phase": "Succeeded" if number == ITERATIONS else "Training",
-            "progress": {"iteration": number, "trainIters": ITERATIONS, "lmLoss": loss(number)},
-            "recovery": recovery,
-        }
-        if number == RESTART:
-            recovery = {"restarts": 1, "lastIncident": INCIDENT, "history": [INCIDENT], "goodput": 0.926}
+    restarted = {"restarts": 1, "lastIncident": INCIDENT, "history": [INCIDENT], "goodput": 0.946}
+    for first, last in ((1, RESTART), (RESUMED + 1, ITERATIONS)):
+        written = first
+        for number in range(first, last + 1):
+            waits = (number - written) * STEP_SECONDS < INTERVAL
+            if number not in (first, last) and number % SAVE_INTERVAL and waits:
+                continue
+            phase, written = "Training", number
+            if number == last:
+                phase, recovery = "Succeeded" if last == ITERATIONS else "Recovering", restarted
+            yield {
+                "phase": phase,
+                "progress": {"iteration": number, "trainIters": ITERATIONS, "lmLoss": loss(number)},
+                "recovery": recovery,
+            }
 
 
 def follows(api: ApiStandIn) -> bool:

@@ -21,13 +21,18 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 PROJECTS: Final = ("contract", ".", "trainer-image")
+_TRACKING: Final = "trainer-image/requirements-tracking.txt"
 LOCKS: Final = {
-    "megatron-operator": "requirements/operator.txt",
-    "megatron-trainer": "trainer-image/requirements-gpu.txt",
-    "megatron-trainer-bridge": "trainer-image/requirements-bridge-gpu.txt",
-    "megatron-trainer-cpu": "trainer-image/requirements-cpu.txt",
+    "megatron-operator": ("requirements/operator.txt",),
+    "megatron-trainer": ("trainer-image/requirements-gpu.txt", _TRACKING),
+    "megatron-trainer-bridge": (
+        "trainer-image/requirements-bridge-gpu.txt",
+        "trainer-image/requirements-bridge.txt",
+        _TRACKING,
+    ),
+    "megatron-trainer-cpu": ("trainer-image/requirements-cpu.txt", _TRACKING),
 }
-"""Image -> its lock file. Packages of the base images are in none of them."""
+"""Image -> the lock files that are installed in it. Packages of the base images are in none of them."""
 VALUES: Final = {
     "megatron-operator": ("image",),
     "megatron-trainer": ("platform", "image"),
@@ -42,10 +47,18 @@ class ReleaseError(Exception):
     """A release cannot be built from this checkout."""
 
 
+def normalized_name(name: str) -> str:
+    """The name of a package as its index has it.
+
+    https://packaging.python.org/en/latest/specifications/name-normalization/
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def components(lock: str) -> Iterator[dict[str, str]]:
-    """The packages of a lock file, as components of CycloneDX."""
+    """The packages of lock files, as components of CycloneDX."""
     for name, version in sorted(set(_PINNED.findall(lock))):
-        normalized = re.sub(r"[-_.]+", "-", name).lower()
+        normalized = normalized_name(name)
         purl = f"pkg:pypi/{normalized}@{version}"
         yield {
             "type": "library",
@@ -56,8 +69,15 @@ def components(lock: str) -> Iterator[dict[str, str]]:
         }
 
 
+def lock_text(image: str) -> str:
+    """The lock files of an image, one after the other."""
+    return "".join((ROOT / lock).read_text() for lock in LOCKS[image])
+
+
 def bill_of_materials(image: str, version: str, lock: str, committed: int) -> dict[str, Any]:
     """CycloneDX 1.6 of an image's locked packages. `committed` is in seconds since the epoch.
+
+    A package that two lock files pin differently, for two folders of the image, is there twice.
 
     https://cyclonedx.org/docs/1.6/json/
     """
@@ -137,8 +157,8 @@ def build(target: Path, helm: str, *, dirty: bool, images: dict[str, str] | None
             values.write_text(name_images(values.read_text(), images))
         _run(helm, "package", str(values.parent), "--destination", str(target.absolute()), at=tree)
     shutil.copy(ROOT / "crds" / "megatronrecipes.yaml", target)
-    for image, lock in LOCKS.items():
-        bill = bill_of_materials(image, version, (ROOT / lock).read_text(), committed)
+    for image in LOCKS:
+        bill = bill_of_materials(image, version, lock_text(image), committed)
         (target / f"{image}-{version}.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
     (target / ".gitignore").unlink(missing_ok=True)
     files = sorted(target.iterdir())

@@ -92,7 +92,7 @@ def collect(kubectl: Kubectl, request: Request) -> Contents:
     contents.add("events.yaml", lambda: _events_of_run(kubectl, recipe, [*objects, *pods]))
     _add_nodes(contents, kubectl, pods)
     _add_logs(contents, kubectl, request, recipe, pods)
-    _add_operator(contents, kubectl, request, f"{recipe['metadata']['namespace']}/{request.name}")
+    _add_operator(contents, kubectl, request, recipe["metadata"])
     if contents.unread:
         contents.files["unread.yaml"] = _yaml(contents.unread)
     return contents
@@ -225,8 +225,8 @@ def _trainers(pods: Sequence[Object]) -> list[Object]:
     return sorted(found, key=node_rank)
 
 
-def _add_operator(contents: Contents, kubectl: Kubectl, request: Request, key: str) -> None:
-    """The operator's Deployment, its configuration, and what its log has about this run."""
+def _add_operator(contents: Contents, kubectl: Kubectl, request: Request, metadata: Object) -> None:
+    """The operator's Deployment, pods and configuration, and what its logs have about this run."""
     there = Kubectl(request.operator_namespace, kubectl.context, kubectl.kubeconfig)
     label = "app.kubernetes.io/name=megatron-operator"
     contents.add("operator/deployments.yaml", partial(there.find, ["deployments", "--selector", label]))
@@ -234,5 +234,23 @@ def _add_operator(contents: Contents, kubectl: Kubectl, request: Request, key: s
         "operator/configmaps.yaml",
         lambda: [readable_files(each) for each in there.find(["configmaps", "--selector", label])],
     )
-    words = ["--selector", label, "--all-containers", f"--tail={request.tail}"]
-    contents.add("operator/log.log", lambda: lines_about(there.log_text(words), key))
+    pods = contents.add("operator/pods.yaml", partial(there.find, ["pods", "--selector", label])) or []
+    # The log is of all runs: its last lines may have none of this one.
+    created = metadata["creationTimestamp"]
+    key, since = f"{metadata['namespace']}/{request.name}", ["--tail=-1", f"--since-time={created}"]
+    logs = {"operator/log.log": ["--selector", label, "--all-containers", *since]}
+    for pod in pods:
+        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+            if container.get("restartCount"):
+                name = pod["metadata"]["name"]
+                one = [name, "--container", container["name"], "--previous", *since]
+                logs[f"operator/{name}.{container['name']}.previous.log"] = one
+    for path, words in logs.items():
+        read = partial(_records_about, there, words, key, request.tail)
+        if contents.add(path, read) == "":
+            contents.unread[path] = f"the log that is kept has no record about {key} since {created}"
+
+
+def _records_about(there: Kubectl, words: Sequence[str], key: str, tail: int) -> str:
+    """The last lines of a log of the operator about a run. Raises CommandError."""
+    return "".join(lines_about(there.log_text(words), key).splitlines(keepends=True)[-tail:])

@@ -3,7 +3,8 @@
 import math
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -79,7 +80,9 @@ _METRICS: Final = (
     ),
 )
 """The metrics of which a run keeps its values, in the order of `_values`."""
-_PHASE: Final = _Metric("phase", "1 for the phase of the run", "phase")
+_NO_VALUES: Final = array("d", [_ABSENT] * sum(len(each.label_values) for each in _METRICS))
+_PHASE: Final = _Metric("phase", "1 for the phase of the run, also of a recipe without a plan", "phase")
+_WARNINGS: Final = _Metric("warnings", "Number of warnings of the run's pods, by reason", "reason")
 _WEEK: Final = _Metric(
     "week_accelerator_seconds",
     "Seconds since Monday, 00:00 UTC, times the accelerators that the run held, by use: useful, lost",
@@ -93,6 +96,8 @@ class _Run:
     values: array[float]
     """One for each series of `_METRICS`: an object for each would take a hundred times the memory."""
     phase: str
+    warnings: Mapping[str, int]
+    """Number of `status.warnings` by reason."""
     week: str | None
     """The week of `in_week`; in the next one both are 0: a run that is over is not updated any more."""
     in_week: tuple[float, float]
@@ -105,13 +110,15 @@ class RunMetrics(Collector):
         self._runs: dict[RecipeKey, _Run] = {}
 
     def update(self, status: StatusBuilder) -> None:
-        """Set the numbers of a run from its status; a recipe without a plan has none."""
-        plan = status.current.plan
+        """Set the numbers of a run from its status; a recipe without a plan has only a phase."""
+        plan, phase = status.current.plan, status.phase or Phase.PENDING
         if plan is None:
+            self._runs[status.key] = _Run(_NO_VALUES, phase, {}, None, (0.0, 0.0))
             return
         times, week, in_week = _times(status)
         values = array("d", [*_values(status, plan), *times])
-        self._runs[status.key] = _Run(values, status.phase or Phase.PENDING, week, in_week)
+        warnings = Counter(each.reason for each in status.current.warnings)
+        self._runs[status.key] = _Run(values, phase, warnings, week, in_week)
 
     def remove(self, key: RecipeKey) -> None:
         """Forget a recipe that no longer exists."""
@@ -119,7 +126,7 @@ class RunMetrics(Collector):
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """The metrics without series, so that registering them collects nothing."""
-        return [each.family() for each in (*_METRICS, _PHASE, _WEEK)]
+        return [each.family() for each in (*_METRICS, _PHASE, _WARNINGS, _WEEK)]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The metrics of all runs. Called by the thread that answers a scrape."""
@@ -138,6 +145,11 @@ class RunMetrics(Collector):
         for key, run in runs:
             phase.add_metric((*key, run.phase), 1)
         yield phase
+        warnings = _WARNINGS.family()
+        for key, run in runs:
+            for reason, number in run.warnings.items():
+                warnings.add_metric((*key, reason), number)
+        yield warnings
         week, now = _WEEK.family(), monday(time.time())
         for key, run in runs:
             if run.week is not None:

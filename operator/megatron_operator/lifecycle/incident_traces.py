@@ -9,6 +9,8 @@ from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import detected_at, known_duration
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.job_backends import backend_of_kind
 
 PHASES: Final = tuple(LostSeconds.model_fields)
 """detect, schedule, start, load, redo: the phases of an incident, in their order."""
@@ -84,15 +86,15 @@ def _trace(status: StatusBuilder, incident: Incident) -> IncidentTrace:
 
 def _attributes(status: StatusBuilder, incident: Incident) -> dict[str, Attribute]:
     namespace, name = status.key
-    pod = incident.pod and f"{name}-{incident.pod}"
     found = {
         "k8s.namespace.name": namespace,
-        "k8s.pod.name": pod,
+        "k8s.pod.name": _pod_name(status, incident),
         "k8s.node.name": incident.node,
         "megatron.recipe": name,
         "megatron.incident.number": incident.number,
         "megatron.incident.kind": incident.kind,
         "megatron.incident.cause": incident.cause,
+        "megatron.incident.pod": incident.pod,
         "megatron.incident.rank": incident.rank,
         "megatron.incident.exit_code": incident.exit_code,
         "megatron.iteration": incident.iteration,
@@ -100,3 +102,14 @@ def _attributes(status: StatusBuilder, incident: Incident) -> dict[str, Attribut
         "megatron.lost_iterations": incident.lost_iterations,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _pod_name(status: StatusBuilder, incident: Incident) -> str | None:
+    """The name of the incident's pod; None where the status has only its place in the gang.
+
+    Pods of a PyTorchJob are named by that place; those of other jobs have random suffixes.
+    """
+    job = status.current.job
+    if incident.pod is None or job is None or backend_of_kind(job.kind) is not pytorchjob:
+        return None
+    return f"{job.name}-{incident.pod}"

@@ -174,7 +174,8 @@ class AsyncRun:
     async def stream(self) -> AsyncGenerator[Reading]:
         """Progress now and after each change, until the run has succeeded, failed or been refused.
 
-        The operator writes progress at intervals of seconds, so not every iteration has a reading.
+        The operator writes progress alone at most once in 30 s, so most iterations have no reading; phases,
+        checkpoints and incidents are written at once.
         Raises RunNotFoundError when the recipe is deleted.
         """
         last = None

@@ -14,6 +14,7 @@ from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "charts" / "megatron-operator" / "files" / "alerts.yaml"
+PAGE = ROOT / "docs" / "monitoring.md"
 CASES = Path(__file__).with_name("alerts_test.yaml")
 OF_OTHERS = {"kubelet_volume_stats_available_bytes", "kubelet_volume_stats_capacity_bytes"}
 ENABLED = {
@@ -27,6 +28,15 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     assert found["metadata"]["labels"]["release"] == "a"
     spec: dict[str, Any] = found["spec"]
     return spec
+
+
+def rules() -> list[dict[str, Any]]:
+    """The alerts and recording rules of the file."""
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def without_space(query: str) -> str:
+    return re.sub(r"\s", "", query)
 
 
 def known_series() -> set[str]:
@@ -79,19 +89,45 @@ def test_the_rule_object_has_the_alerts_of_the_file(render: Any) -> None:
 
 
 def test_alerts_read_series_that_exist() -> None:
-    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-    recorded = {rule["record"] for rule in rules if "record" in rule}
-    used = {name for rule in rules for name in re.findall(r"\b(?:megatron|kubelet)[_:][\w:]+", rule["expr"])}
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    used = {
+        name for rule in rules() for name in re.findall(r"\b(?:megatron|kubelet)[_:][\w:]+", rule["expr"])
+    }
     assert used <= known_series() | recorded | OF_OTHERS
 
 
 def test_every_alert_has_a_case() -> None:
-    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     cases = yaml.safe_load(CASES.read_text())["tests"]
     fired = {
-        test["alertname"] for case in cases for test in case["alert_rule_test"] if test.get("exp_alerts")
+        test["alertname"]
+        for case in cases
+        for test in case.get("alert_rule_test", [])
+        if test.get("exp_alerts")
     }
-    assert fired == {rule["alert"] for rule in rules if "alert" in rule}
+    assert fired == {rule["alert"] for rule in rules() if "alert" in rule}
+
+
+def test_the_page_has_every_alert_and_every_recording_rule() -> None:
+    page = PAGE.read_text()
+    assert re.findall(r"^\| `(Megatron\w+)` \|", page, re.M) == [
+        rule["alert"] for rule in rules() if "alert" in rule
+    ]
+    assert re.findall(r"^\| `(megatron:[\w:]+)` \|", page, re.M) == [
+        rule["record"] for rule in rules() if "record" in rule
+    ]
+
+
+def test_every_recording_rule_is_read_by_an_alert() -> None:
+    read = " ".join(rule["expr"] for rule in rules() if "alert" in rule)
+    assert [rule["record"] for rule in rules() if rule.get("record", read) not in read] == []
+
+
+def test_the_queries_of_the_page_have_cases() -> None:
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    held = {without_space(test["expr"]) for case in cases for test in case.get("promql_expr_test", [])}
+    shown = re.findall(r"^\| [^|]+ \| `(sum by [^`]+)`", PAGE.read_text(), re.M)
+    assert len(shown) == 3
+    assert {without_space(query) for query in shown} == held
 
 
 def test_alerts_fire_in_the_cases_and_only_there() -> None:

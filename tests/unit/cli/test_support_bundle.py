@@ -59,14 +59,27 @@ EVENTS = [
     event("run-2-worker-0", "other", "ScheduledElsewhere"),
     event("runner-0", "none", "Unrelated"),
 ]
+OPERATOR_PODS = {
+    "items": [
+        {
+            "metadata": {"name": f"megatron-operator-{name}", "uid": f"operator-{name}"},
+            "spec": {"nodeName": "cpu-1"},
+            "status": {"containerStatuses": [{"name": "operator", "restartCount": restarts}]},
+        }
+        for name, restarts in (("a", 1), ("b", 0))
+    ]
+}
 FAKE_KUBECTL = """#!/bin/sh
+for word in "$@"; do case "$word" in --tail=*) tail=${{word#--tail=}} ;; esac; done
+show() {{ if [ "$tail" = -1 ]; then cat "$1"; else tail -n "$tail" "$1"; fi; }}
 case "$*" in
+    *"logs megatron-operator-a --container operator --previous"*--since-time=2026-01-01T10:00:00Z*)
+        show {folder}/operator-previous ;;
     *previous*) echo "before the restart" ;;
-    *logs*app.kubernetes.io*)
-        echo "2026-01-01 10:00:00,000 INFO research/run: started"
-        echo "2026-01-01 10:00:00,000 INFO others/run: started" ;;
+    *logs*app.kubernetes.io*--since-time=2026-01-01T10:00:00Z*) show {folder}/operator-log ;;
     *logs*) echo "a line of the log" ;;
     *"get nodes"*) echo 'Error from server (Forbidden): nodes is forbidden' >&2; exit 1 ;;
+    *"get pods"*app.kubernetes.io*) cat {folder}/operator-pods ;;
     *"get pods"*) cat {folder}/pods ;;
     *"get megatronrecipes"*" run "*) cat {folder}/recipe ;;
     *"get megatronrecipes"*) cat {folder}/recipes ;;
@@ -77,6 +90,10 @@ esac
 """
 
 
+def record(namespace: str, text: str = "started") -> str:
+    return f"2026-01-01 10:00:00,000 INFO {namespace}/run: {text}\n"
+
+
 @pytest.fixture(autouse=True)
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "kubectl"
@@ -85,6 +102,9 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipe").write_text(json.dumps(RECIPE))
     (tmp_path / "recipes").write_text(json.dumps(RECIPES))
     (tmp_path / "pods").write_text(json.dumps(PODS))
+    (tmp_path / "operator-pods").write_text(json.dumps(OPERATOR_PODS))
+    (tmp_path / "operator-log").write_text(record("research") + record("others"))
+    (tmp_path / "operator-previous").write_text(record("research", "killed") + record("others", "killed"))
     (tmp_path / "events").write_text(json.dumps({"items": EVENTS}))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
@@ -149,7 +169,28 @@ def test_what_the_kubeconfig_may_not_read_is_listed_and_the_rest_is_written() ->
 
 def test_the_operators_log_of_other_runs_is_left_out() -> None:
     bundle()
-    assert texts()["operator/log.log"] == "2026-01-01 10:00:00,000 INFO research/run: started\n"
+    assert texts()["operator/log.log"] == record("research")
+
+
+def test_the_operators_log_is_cut_after_the_records_of_other_runs_are_left_out() -> None:
+    """In a fleet the last lines of the log are those of others."""
+    early = "".join(record("research", f"event {number}") for number in range(3))
+    Path("operator-log").write_text(early + record("others") * 5000)
+    bundle("--tail", "2")
+    assert texts()["operator/log.log"] == record("research", "event 1") + record("research", "event 2")
+
+
+def test_an_operators_log_without_a_record_of_the_run_is_listed_as_such() -> None:
+    Path("operator-log").write_text(record("others"))
+    missing = "the log that is kept has no record about research/run since 2026-01-01T10:00:00Z"
+    assert f"not read: operator/log.log: {missing}" in bundle().stdout
+    assert yaml.safe_load(texts()["unread.yaml"])["operator/log.log"] == missing
+
+
+def test_the_log_of_an_operator_that_was_restarted_is_read_as_well() -> None:
+    bundle()
+    logs = {path: text for path, text in texts().items() if path.endswith("operator.previous.log")}
+    assert logs == {"operator/megatron-operator-a.operator.previous.log": record("research", "killed")}
 
 
 def test_a_traceback_belongs_to_the_record_above_it() -> None:

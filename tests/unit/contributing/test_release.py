@@ -14,15 +14,47 @@ from scripts import release, set_version
 ROOT = Path(__file__).parents[3]
 
 
+def installed_locks(image: str) -> set[Path]:
+    """The lock files that an image's Dockerfile installs with the build arguments of the release workflow."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())
+    built = {each["image"]: each for each in workflow["jobs"]["images"]["strategy"]["matrix"]["include"]}
+    entry = built.get(image, {"file": "trainer-image/Dockerfile"})
+    dockerfile = ROOT / entry["file"]
+    arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", dockerfile.read_text(), re.M))
+    arguments |= dict(line.split("=", 1) for line in entry.get("arguments", "").split())
+    given = {dockerfile.parent / value for value in arguments.values() if value.endswith(".txt")}
+    copied = re.findall(r"^COPY (\S+\.txt) \S+$", dockerfile.read_text(), re.M)
+    return given or {ROOT / each for each in copied}
+
+
+def packages(lock: Path) -> set[str]:
+    """The names and versions of a lock file's packages."""
+    pins = re.findall(r"^([\w.-]+)(?:\[.*\])?==([^\s;]+)", lock.read_text(), re.M)
+    return {f"{release.normalized_name(name)} {version}" for name, version in pins}
+
+
 @pytest.mark.parametrize("image", release.LOCKS)
 def test_a_bill_of_materials_names_every_package_that_an_image_installs(image: str) -> None:
-    lock = (ROOT / release.LOCKS[image]).read_text()
-    pinned = {line.split("==")[0] for line in lock.splitlines() if re.match(r"[A-Za-z0-9].*==", line)}
-    bill = release.bill_of_materials(image, "1.2.3", lock, 1_800_000_000)
-    names = [each["name"] for each in bill["components"]]
-    assert len(set(names)) == len({re.sub(r"\[.*\]", "", each) for each in pinned}) > 10
-    assert len({each["bom-ref"] for each in bill["components"]}) == len(names), "references are unique"
+    locks = installed_locks(image)
+    bill = release.bill_of_materials(image, "1.2.3", release.lock_text(image), 1_800_000_000)
+    found = [f"{each['name']} {each['version']}" for each in bill["components"]]
+    assert set(found) == set[str]().union(*map(packages, locks))
+    assert len(found) > 10
+    assert len({each["bom-ref"] for each in bill["components"]}) == len(found), "references are unique"
     assert bill["metadata"]["timestamp"] == "2027-01-15T08:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("megatron-operator", {"kopf"}),
+        ("megatron-trainer", {"transformer-engine", "wandb"}),
+        ("megatron-trainer-bridge", {"transformer-engine", "megatron-bridge", "wandb"}),
+        ("megatron-trainer-cpu", {"torch", "wandb"}),
+    ],
+)
+def test_a_bill_has_the_packages_that_an_image_is_known_for(image: str, expected: set[str]) -> None:
+    assert expected <= {each["name"] for each in release.components(release.lock_text(image))}
 
 
 def test_a_package_is_named_as_its_index_does() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.conditions import Phase
+from megatron_operator.api.reasons import PodWarning
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
-from megatron_operator.api.status import Expected, Plan, Straggler
+from megatron_operator.api.status import Expected, Plan, RunWarning, Straggler
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.controller import run_metrics
 from megatron_operator.controller.run_metrics import RUNS
@@ -20,6 +21,16 @@ RUN_LABELS = {"namespace": "default", "name": "run"}
 
 def value(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, RUN_LABELS | labels)
+
+
+def exported() -> dict[tuple[str, str | None], float]:
+    """The values of the run by metric and phase."""
+    return {
+        (sample.name, sample.labels.get("phase")): sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.labels.get("name") == "run"
+    }
 
 
 def update(run: Any, phase: Phase) -> None:
@@ -130,17 +141,30 @@ def test_one_series_has_the_phase(run: Any) -> None:
 def test_the_metrics_are_removed_with_the_recipe(run: Any) -> None:
     update(run, Phase.TRAINING)
     RUNS.remove(KEY)
-    left = [
-        sample
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.labels.get("name") == "run"
-    ]
-    assert left == []
+    assert exported() == {}
     RUNS.remove(KEY)
 
 
-def test_a_recipe_without_a_plan_has_no_metrics(run: Any) -> None:
+def test_a_recipe_without_a_plan_has_only_a_phase(run: Any) -> None:
+    """One that is refused as it is created, and one whose edit is refused."""
     RUNS.remove(KEY)
-    RUNS.update(run.status())
-    assert value("megatron_recipe_accelerators") is None
+    for _ in range(2):
+        status = run.status()
+        status.set(phase=Phase.REFUSED)
+        RUNS.update(status)
+        assert exported() == {("megatron_recipe_phase", Phase.REFUSED): 1}
+        update(run, Phase.TRAINING)
+        assert value("megatron_recipe_accelerators") == 8
+
+
+def test_warnings_of_pods_are_exported_by_reason_until_they_end(run: Any) -> None:
+    low, unwritable = PodWarning.CHECKPOINT_VOLUME_LOW, PodWarning.CHECKPOINT_VOLUME_NOT_WRITABLE
+    status = run.status()
+    plan = Plan.model_construct(world_size=8)
+    status.set(phase=Phase.TRAINING, plan=plan, warnings=[RunWarning(reason=low, message="1 GiB free")])
+    RUNS.update(status)
+    assert value("megatron_recipe_warnings", reason=low) == 1
+    assert value("megatron_recipe_warnings", reason=unwritable) is None
+    status.set(warnings=[])
+    RUNS.update(status)
+    assert value("megatron_recipe_warnings", reason=low) is None

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.recovery_status import Incident, LostSeconds, RecoveryStatus
-from megatron_operator.api.status import MegatronRecipeStatus
+from megatron_operator.api.status import JobStatus, MegatronRecipeStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.incident_traces import IncidentTrace, PhaseSpan, finished_traces
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import jobset, trainjob
 
 T0 = 1_800_000_000
 RECIPE = {"metadata": {"namespace": "research", "name": "run", "uid": "uid-1", "generation": 1}}
@@ -19,8 +20,10 @@ def incident(number: int, lost: dict[str, float], **fields: Any) -> Incident:
     return Incident(number=number, seconds=LostSeconds(**lost), **fields)
 
 
-def status_with(*incidents: Incident, phase: str = "Training") -> MegatronRecipeStatus:
-    return MegatronRecipeStatus(phase=phase, recovery=RecoveryStatus(history=list(incidents)))
+def status_with(
+    *incidents: Incident, phase: str = "Training", job: JobStatus | None = None
+) -> MegatronRecipeStatus:
+    return MegatronRecipeStatus(phase=phase, recovery=RecoveryStatus(history=list(incidents)), job=job)
 
 
 def traces(before: MegatronRecipeStatus, after: MegatronRecipeStatus) -> list[IncidentTrace]:
@@ -48,7 +51,8 @@ def test_a_trace_has_what_the_incident_has() -> None:
         7, PHASES, pod="worker-3", node="node-1", rank=5, exit_code=137, iteration=60, resumed_from=50,
         lost_iterations=10, recovered_at=timestamp(T0 + 12),
     )  # fmt: skip
-    [trace] = traces(status_with(), status_with(found))
+    after = status_with(found, job=JobStatus(name="run", hash=""))
+    [trace] = traces(status_with(), after)
     assert trace.attributes == {
         "k8s.namespace.name": "research",
         "k8s.pod.name": "run-worker-3",
@@ -57,12 +61,24 @@ def test_a_trace_has_what_the_incident_has() -> None:
         "megatron.incident.number": 7,
         "megatron.incident.kind": "pod",
         "megatron.incident.cause": "lost",
+        "megatron.incident.pod": "worker-3",
         "megatron.incident.rank": 5,
         "megatron.incident.exit_code": 137,
         "megatron.iteration": 60,
         "megatron.resumed_from": 50,
         "megatron.lost_iterations": 10,
     }
+
+
+@pytest.mark.parametrize(
+    "job", [JobStatus(name="run", kind=kind, hash="") for kind in (jobset.KIND, trainjob.KIND)] + [None]
+)
+def test_a_pod_whose_name_is_not_known_is_given_by_its_place_alone(job: JobStatus | None) -> None:
+    """Pods of a JobSet have names like run-worker-3-0-x7k2p."""
+    after = status_with(incident(1, PHASES, pod="worker-3", recovered_at=timestamp(T0 + 12)), job=job)
+    [trace] = traces(status_with(), after)
+    assert "k8s.pod.name" not in trace.attributes
+    assert trace.attributes["megatron.incident.pod"] == "worker-3"
 
 
 AFTER_IT = incident(2, PHASES, recovered_at=timestamp(T0 + 60))

@@ -2,9 +2,18 @@
 
 from itertools import pairwise
 
+from megatron_operator.lifecycle.write_delay import INTERVAL
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from scripts.notebook_picture import ITERATIONS, RESTART, missing, page, statuses
+from scripts.notebook_picture import (
+    ITERATIONS,
+    RESTART,
+    SAVE_INTERVAL,
+    STEP_SECONDS,
+    missing,
+    page,
+    statuses,
+)
 
 CHART = new_output("display_data", {"image/png": "cGljdHVyZQ==", "text/plain": "<Figure>"})
 TABLE = new_output(
@@ -19,11 +28,19 @@ def test_the_run_falls_back_once_and_ends() -> None:
     falls = [before for before, after in pairwise(iterations) if after <= before]
     assert falls == [RESTART]
     restarts = [each["recovery"]["restarts"] for each in found]
-    assert restarts[iterations.index(RESTART)] == 0
-    assert restarts[iterations.index(RESTART) + 1] == 1
+    assert restarts[iterations.index(RESTART) - 1] == 0
+    assert restarts[iterations.index(RESTART)] == 1
     assert [each["phase"] for each in found].count("Succeeded") == 1
     assert found[-1]["phase"] == "Succeeded"
     assert iterations[-1] == ITERATIONS
+
+
+def test_progress_alone_is_written_as_seldom_as_the_operator_writes_it() -> None:
+    for before, after in pairwise(statuses()):
+        number = after["progress"]["iteration"]
+        passed = (number - before["progress"]["iteration"]) * STEP_SECONDS
+        happens = after["phase"] != before["phase"] or after["recovery"] != before["recovery"]
+        assert passed >= INTERVAL or happens or number % SAVE_INTERVAL == 0, number
 
 
 def test_cells_and_outputs_are_drawn_and_text_is_escaped() -> None:
