@@ -5,6 +5,7 @@ Server-side apply is reduced to: whoever applied last owns the spec. tests/contr
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from megatron_operator.sdk.event_loop import EventLoopThread
 
 Object = dict[str, Any]
 CREATED = "2026-01-01T10:00:00Z"
+_TIMED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 RECIPES = "/apis/megatron.training/v1alpha1/namespaces/{namespace}/megatronrecipes"
 
 
@@ -33,11 +35,13 @@ class ApiStandIn:
         self.pods: list[Object] = []
         self.events: list[Object] = []
         self.logs: dict[tuple[str, bool], str] = {}
-        """(pod, whether of the previous container) -> its log."""
+        """(pod, whether of the previous container) -> its log. A line without a time has CREATED."""
         self.tokens: dict[str, Object] = {}
         """Token -> the user of a TokenReview."""
         self.rights: set[tuple[str, str, str, str]] = set()
         """(user, verb, resource with its subresource, namespace) that SubjectAccessReviews allow."""
+        self.lost_logs: set[tuple[str, bool]] = set()
+        """Those that the kubelet does not have any more."""
         self.forbids_logs = False
         """Whether the connection may not read logs."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
@@ -253,10 +257,16 @@ class ApiStandIn:
         await self._note(request)
         if self.forbids_logs:
             return _error(403, "Forbidden", "pods/log is forbidden")
-        text = self.logs[request.match_info["name"], "previous" in request.query]
-        if "timestamps" in request.query:
-            text = "".join(f"{CREATED} {line}\n" for line in text.splitlines())
-        return web.Response(text=text)
+        query = request.query
+        if (request.match_info["name"], "previous" in query) in self.lost_logs:
+            return _error(400, "BadRequest", "previous terminated container not found")
+        text = self.logs[request.match_info["name"], "previous" in query]
+        lines = [line if _TIMED.match(line) else f"{CREATED} {line}" for line in text.splitlines()]
+        lines = [line for line in lines if line >= query.get("sinceTime", "")]
+        lines = lines[-int(query.get("tailLines", len(lines))) :] if lines else []
+        if "timestamps" not in query:
+            lines = [line.partition(" ")[2] for line in lines]
+        return web.Response(text="".join(f"{line}\n" for line in lines))
 
     async def _review_token(self, request: web.Request) -> web.Response:
         await self._note(request)

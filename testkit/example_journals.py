@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Final
 from unittest import mock
 
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import HANGS_FOLDER, PROGRESS_FILE
 from megatron_trainer.checkpoints import selection
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
+from megatron_trainer.health.stacks import MAIN_THREAD, RankState
 from megatron_trainer.telemetry import reporter, run_journal
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
@@ -42,7 +43,15 @@ class Start:
 EXAMPLE: Final = (
     Start(1, 1730),
     Start(1501, 2460, FailureKind.RANK, "rank 11 was killed by SIGKILL", 1, 11, 2.0),
-    Start(2001, 4180, FailureKind.HANG, "rank 3 is behind: it has not enqueued ALLREDUCE 4012", 0, 3, 99.0),
+    Start(
+        2001,
+        4180,
+        FailureKind.HANG,
+        "rank 3 is stopped after iteration 2460, all others wait for it (99 s)",
+        1,
+        3,
+        99.0,
+    ),
     Start(4001, 6000, FailureKind.POD, "node 2 was replaced", 2, None, 17.0),
 )
 
@@ -74,6 +83,8 @@ def write_run(save: Path, starts: Sequence[Start] = EXAMPLE, step: int = 1) -> P
                 report = FailureReport(start.kind, cause, start.node, start.rank, detected_at=clock.now)
             clock.now += 25.0
             resumed = start.first - 1 or None
+            if start.kind is FailureKind.HANG:
+                write_hang(save, generation - 1, start.rank or 0, iteration=starts[generation - 2].last)
             journal.start_generation(generation, report, resumed, latest=None, met_at=clock.now)
             clock.now += 12.0
             journal.record_loaded(generation, clock.now)
@@ -84,6 +95,30 @@ def write_run(save: Path, starts: Sequence[Start] = EXAMPLE, step: int = 1) -> P
     for iteration in range(SAVE_INTERVAL, starts[-1].last + 1, SAVE_INTERVAL):
         write_checkpoint(save, iteration)
     return save
+
+
+def write_hang(save: Path, generation: int, stalled: int, iteration: int) -> Path:
+    """Write the stacks of a hang as two pods with two ranks each do; the rank `stalled` is stopped."""
+    folder = save / HANGS_FOLDER / f"20260101T180255Z-generation-{generation}"
+    folder.mkdir(parents=True)
+    frames = [
+        line
+        for line in Path(__file__).with_name("example_hang.txt").read_text().splitlines()
+        if "File" in line
+    ]
+    thread = 'Thread 0x00007f1c (most recent call first):\n  File "threading.py", line 359 in wait'
+    waits = "\n".join((MAIN_THREAD, *frames, "", thread))
+    for node in (0, 1):
+        ranks = [
+            RankState(
+                rank, node, 41 + rank, iteration, "training",
+                "stopped" if rank == stalled else "running", "", rank != stalled,
+                answered=rank != stalled, stacks="" if rank == stalled else waits,
+            )
+            for rank in (2 * node, 2 * node + 1)
+        ]  # fmt: skip
+        (folder / f"node-{node}.txt").write_text("\n".join(rank.text() for rank in ranks))
+    return folder
 
 
 def append_iteration(lines: reporter.ProgressFile, iteration: int, generation: int) -> None:

@@ -3,13 +3,16 @@
 import copy
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.sdk import Recipe
 from megatron_operator.sdk.losses import LossPoint
+from megatron_operator.ui.failure_log import FailureLog
 from megatron_operator.ui.history import RunHistory
 from megatron_operator.ui.points import points_of_log
 from megatron_operator.ui.runs import RunLogs
@@ -18,21 +21,37 @@ Object = dict[str, Any]
 NOW: Final = seconds("2026-01-04T12:00:00Z") or 0.0
 CREATED: Final = "2026-01-01T09:00:00Z"
 PARALLELISM: Final = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 2}
-FAILURE: Final = """\
-2026-01-02T03:11:08Z [rank25]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered
-2026-01-02T03:11:08Z Thread 0x7f1c (most recent call first):
-2026-01-02T03:11:08Z   File "megatron/core/pipeline_parallel/schedules.py", line 712, in forward_step
-2026-01-02T03:11:08Z   File "megatron/training/training.py", line 1684, in train_step
-"""
+FAILURE: Final = "".join(
+    f"2026-01-03T18:02:59Z {line}"
+    for line in Path(__file__).with_name("example_hang.txt").read_text().splitlines(keepends=True)
+)
+"""The log of a pod whose rank hangs: that of tests/trainer/test_hang.py without its stand-in for CUDA, with
+the paths of the image, and the ranks and iteration of the example."""
 _Incident = tuple[str, str, str, str, str, int, int | None, int, int, dict[str, float]]
+_HANG: Final = (
+    "rank 2 is stopped after iteration 41206, all others wait for it (604 s); stacks of all ranks: "
+    "/checkpoints/hangs/20260103T180255Z-generation-3"
+)
 _INCIDENTS: Final[tuple[_Incident, ...]] = (
     ("2026-01-01T22:40:11Z", "rank", "rank 25 was killed by SIGKILL", "worker-2", "gpu-4", 25, 137,
      8_412, 8_400, {"detect": 0.4, "load": 31.0, "redo": 44.5}),
     ("2026-01-02T03:11:09Z", "node", "uncorrectable ECC error on GPU 1", "worker-2", "gpu-12", 25, None,
      12_933, 12_900, {"detect": 2.1, "schedule": 38.0, "start": 61.0, "load": 40.2, "redo": 121.0}),
-    ("2026-01-03T18:02:55Z", "hang", "no rank completed a step for 600 s; rank 3 was behind", "master-0",
-     "gpu-1", 3, None, 41_207, 41_200, {"detect": 604.0, "load": 33.3, "redo": 26.1}),
+    ("2026-01-03T18:02:55Z", "hang", _HANG, "master-0", "gpu-1", 2, None,
+     41_206, 41_200, {"detect": 604.0, "load": 33.3, "redo": 26.1}),
 )  # fmt: skip
+_REASONS: Final = {
+    "Failed": ("Failed", "True", "PrepareFailed", "the preparation Job failed: no document in /data/raw"),
+    "Refused": ("Planned", "False", "Refused", "spec.accelerator.count: 60 is no multiple of 8"),
+    "Pending": ("Running", "False", "VolumeClaimMissing", "claim corpus does not exist"),
+    "Starting": (
+        "Running",
+        "False",
+        "Unschedulable",
+        "0/16 nodes are available: 16 Insufficient nvidia.com/gpu.",
+    ),
+}
+"""Phase -> type, status, reason and message of the condition that explains it."""
 
 
 class ExampleRuns:
@@ -67,9 +86,14 @@ class ExampleRuns:
         found = points_of_log(course(status.progress.iteration, _seed(recipe)), status.plan)
         memory = None if status.plan is None or status.plan.memory_per_gpu is None else 61 * 2**30
         failed = status.recovery is not None and bool(status.recovery.history)
-        return RunLogs(
-            tuple(found), memory, f"{recipe['metadata']['name']}-worker-2", FAILURE if failed else None
-        )
+        return RunLogs(tuple(found), memory, _failure(recipe, await self.pods(recipe)) if failed else None)
+
+
+def _failure(recipe: Object, pods: list[Object]) -> FailureLog | None:
+    found = first_failed_pod(recipe, pods)
+    if found is None or found.time is None:
+        return None
+    return FailureLog(found.pod, found.why, f"Its log around {found.time}.", FAILURE)
 
 
 def example_runs() -> ExampleRuns:
@@ -79,19 +103,13 @@ def example_runs() -> ExampleRuns:
     recovers["status"]["phase"] = "Recovering"
     recovers["status"]["progress"]["iteration"] = 20_100
     found = [trains, other, recovers]
-    reasons = {"Refused": "Planned", "Failed": "Failed", "Pending": "Running", "Starting": "Running"}
     for number, phase in enumerate(("Failed", "Refused", "Pending", "Starting", "Suspended", "Succeeded")):
         namespace = ("research", "teaching", "vision")[number % 3]
         each = _object(f"probe-{phase.lower()}", namespace, {"recipe": "llama3-8b"})
         each["status"] = {"phase": phase, "observedGeneration": 1}
-        if phase in reasons:
-            value = "True" if phase == "Failed" else "False"
-            condition = {
-                "type": reasons[phase],
-                "status": value,
-                "reason": phase,
-                "message": f"example: {phase}",
-            }
+        if phase in _REASONS:
+            kind, value, reason, message = _REASONS[phase]
+            condition = {"type": kind, "status": value, "reason": reason, "message": message}
             each["status"]["conditions"] = [condition | {"lastTransitionTime": CREATED}]
         found.append(each)
     return ExampleRuns(found)

@@ -22,6 +22,8 @@ JOURNAL_SCHEMA: Final = 1
 """Version of the journal's format."""
 LEASE_FILE: Final = "owner.json"
 """Beside it; which launcher may write there, and the UID of the recipe."""
+HANGS_FOLDER: Final = "hangs"
+"""Beside it; for each hang `TIME-generation-NUMBER/node-RANK.txt`, the stacks of the ranks of each pod."""
 VALIDATION_FILE: Final = "validation.jsonl"
 """Beside it; one JSON object per evaluation of the validation data: iteration, lmLoss, generation, time.
 

@@ -12,6 +12,7 @@ from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.sdk.losses import loss_points
 from megatron_operator.ui.access import KeyAccess
 from megatron_operator.ui.app import Settings, application
+from megatron_operator.ui.failure_log import FailureLog
 from megatron_operator.ui.history import MemoryRecorder, RunHistory
 from megatron_operator.ui.points import measured_memory, points_of_log
 from megatron_operator.ui.published import PublishedRecipes
@@ -99,7 +100,9 @@ def problem(text: str) -> str | None:
     lines = _lines(found)
     plan = read_status(recipe["status"])[0].plan
     runs.log = RunLogs(
-        tuple(points_of_log(loss_points(lines), plan)), measured_memory(lines), "pod", "\n".join(lines)
+        tuple(points_of_log(loss_points(lines), plan)),
+        measured_memory(lines),
+        FailureLog("pod", "\n".join(lines), "Its log.", "\n".join(lines)),
     )
     for path in ("/", "/runs/research/run?rank=1", "/compare?a=research/run&b=research/run"):
         response = runner.run(client.get(path))

@@ -1,6 +1,7 @@
 """Ranks that hang are detected, named and restarted; slow operations are not taken for a hang."""
 
 import json
+import re
 import signal
 
 from megatron_contract.environment import VALIDATION_FILE
@@ -12,6 +13,15 @@ def stacks(run: Gang) -> list[str]:
     """Return the stacks that each pod stored for the one hang."""
     (folder,) = (run.save / "hangs").iterdir()
     return [path.read_text() for path in sorted(folder.iterdir())]
+
+
+def hang_logs(run: Gang) -> list[str]:
+    """Return what the log has of the stacks of the one hang, in order of the nodes."""
+    found = re.findall(
+        r"main threads of hanging ranks, all threads are in \S+/node-(\d+)\.txt:\n((?:(?:rank|  ).*\n)+)",
+        run.log(),
+    )
+    return [text for _, text in sorted(found)]
 
 
 def test_a_stopped_rank_is_named_and_all_ranks_restart(gang: Gang, undisturbed: Gang) -> None:
@@ -31,6 +41,10 @@ def test_a_stopped_rank_is_named_and_all_ranks_restart(gang: Gang, undisturbed: 
     assert "all_reduce" in first or "wait" in first, "the stacks of the others show where they wait"
     assert "rank 2" in second
     assert "no answer to the request for its stacks" in second
+    waiting, stopped = hang_logs(gang)
+    assert re.search(r'  File ".*/megatron/.*", line \d+ in \w+', waiting), "Megatron's frames are in the log"
+    assert "rank 2 (pid " in stopped
+    assert "no answer to the request for its stacks" in stopped
     assert gang.survivors() == []
 
 
@@ -52,6 +66,8 @@ def test_an_early_exit_and_an_endless_loop_are_detected_but_not_slow_saves_and_e
     assert (hung["kind"], hung["rank"]) == ("hang", 3)
     assert "rank 3 hangs in endless_loop (" in hung["cause"]
     assert hung["iteration"] == SAVE_INTERVAL + 3
+    (logged,) = hang_logs(pod)
+    assert re.search(r"rank 3 .*\n  File .* in endless_loop\n", logged), logged
     (text,) = stacks(pod)
     assert all(f"rank {rank} " in text for rank in range(4))
     assert sorted(pod.losses()) == list(range(1, TRAIN_ITERS + 1))

@@ -1,12 +1,12 @@
 """Finds the pod of a run that failed first, and which of its container's logs shows the failure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_contract.environment import CONTAINER_NAME
 
-from megatron_operator.api.times import seconds
+from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.manifests.job_backends import node_rank, stable_name
 
 Object = dict[str, Any]
@@ -25,6 +25,12 @@ class FailedPod:
     previous: bool
     """The container has restarted since: the failure is in the log of its previous instance."""
     why: str
+    time: str | None = None
+    """When it failed, RFC 3339; None where nothing has failed."""
+    exited: bool = False
+    """The container ended with the failure, so its log does too."""
+    replaced: bool = False
+    """The pod was created after the failure, whose log went with the pod before it."""
 
 
 def first_failed_pod(recipe: Object, pods: Sequence[Object]) -> FailedPod | None:
@@ -41,18 +47,24 @@ def first_failed_pod(recipe: Object, pods: Sequence[Object]) -> FailedPod | None
     exits = [exit_ for pod in ordered if (exit_ := _failed_exit(pod)) and exit_.time > detected]
     if exits:
         first = min(exits, key=lambda exit_: (exit_.time, node_rank(exit_.pod)))
-        return _failed_pod(first.pod, None, first.previous, first.description)
+        found = _failed_pod(first.pod, None, first.previous, first.description)
+        return replace(found, time=timestamp(first.time), exited=True)
+    if not incident:
+        return _failed_pod(ordered[0], None, False, "nothing has failed; this is the master")
     failed = _pod_named(ordered, str(incident.get("pod")))
     if failed is None:
-        why = f"the last incident: {incident['cause']}" if incident else "nothing has failed"
-        return _failed_pod(ordered[0], None, False, f"{why}; this is the master")
+        why = f"the last incident: {incident['cause']}; this is the master"
+        found = _failed_pod(ordered[0], None, False, why)
+        return replace(found, time=incident.get("time"), replaced=_born(ordered[0]) > detected)
     why = f"{incident['cause']} ({incident['time']})"
-    if (seconds(failed["metadata"].get("creationTimestamp")) or 0.0) > detected:
+    if _born(failed) > detected:
         # The log was deleted with the failed pod; the cause quotes its termination message.
-        return _failed_pod(
+        found = _failed_pod(
             failed, incident.get("rank"), False, f"{why}; that pod is gone, this one replaced it"
         )
-    return _failed_pod(failed, incident.get("rank"), _restarted(failed, detected), why)
+        return replace(found, time=incident["time"], replaced=True)
+    found = _failed_pod(failed, incident.get("rank"), _restarted(failed, detected), why)
+    return replace(found, time=incident["time"], exited=found.previous)
 
 
 def pod_of_rank(recipe: Object, pods: Sequence[Object], rank: int) -> FailedPod | None:
@@ -67,6 +79,11 @@ def pod_of_rank(recipe: Object, pods: Sequence[Object], rank: int) -> FailedPod 
 
 def _failed_pod(pod: Object, rank: int | None, previous: bool, why: str) -> FailedPod:
     return FailedPod(pod["metadata"]["name"], pod.get("spec", {}).get("nodeName"), rank, previous, why)
+
+
+def _born(pod: Object) -> float:
+    """When the pod was created, in Unix seconds; 0.0 where that is not known."""
+    return seconds(pod["metadata"].get("creationTimestamp")) or 0.0
 
 
 def _pod_named(pods: Sequence[Object], short_name: str) -> Object | None:

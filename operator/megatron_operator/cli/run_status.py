@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from megatron_operator.api.conditions import TRAINS, Condition, Phase
-from megatron_operator.api.status import Straggler
+from megatron_operator.api.conditions import TRAINS, Phase
 from megatron_operator.api.times import seconds
+from megatron_operator.cli.attention import attention
 from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost
-from megatron_operator.lifecycle.stragglers import describe
 
 Object = dict[str, Any]
 INTERVAL = 2.0
@@ -25,13 +24,9 @@ _COLORS = {
     Phase.FAILED: "red",
     Phase.REFUSED: "red",
 }
-_EXPECTED = {Condition.PLANNED: "True", Condition.PREPARED: "True", Condition.RUNNING: "True"}
-"""Conditions of a run without trouble; the others are reported while they are True."""
 _PREPARING = (Phase.PREPARING, Phase.CHECKING)
 _CONVERTING = {Phase.IMPORTING: "import", Phase.EXPORTING: "export"}
 """Phase -> label of its progress."""
-_SUMMARIES = (Condition.READY, Condition.STALLED)
-"""They repeat other conditions."""
 
 
 def is_over(recipe: Object) -> bool:
@@ -48,7 +43,7 @@ def status_lines(recipe: Object, now: float, width: int | None) -> list[str]:
     if phase and is_outdated(recipe):
         shown += " (the newest edit is not observed yet)"
     lines.append(_line("phase", shown))
-    for label, text in (*_progress(status, now), *_incident(status, now), *_attention(status)):
+    for label, text in (*_progress(status, now), *_incident(status, now), *attention(status)):
         lines += _wrapped(label, text, width)
     return lines
 
@@ -187,31 +182,3 @@ def _incident(status: Object, now: float) -> Iterator[tuple[str, str]]:
         )
     if elastic := recovery.get("elastic"):
         yield "resized", f"{elastic['count']} accelerators: {elastic['reason']}"
-
-
-def _slow_ranks(status: Object) -> Iterator[tuple[str, str]]:
-    slow = [
-        Straggler.model_validate(each) for each in status.get("stragglers") or [] if not each.get("until")
-    ]
-    for pod in dict.fromkeys(each.pod for each in slow):
-        yield "slow", describe([each for each in slow if each.pod == pod])
-
-
-def _attention(status: Object) -> Iterator[tuple[str, str]]:
-    """Conditions that are not those of a run without trouble, and warnings of the pods."""
-    over = status.get("phase") in (Phase.SUCCEEDED, Phase.SUSPENDED)
-    for condition in status.get("conditions") or []:
-        kind, value = condition["type"], condition["status"]
-        if kind in _SUMMARIES or (over and kind == Condition.RUNNING):
-            continue
-        if value == _EXPECTED.get(kind, "False"):
-            continue
-        if kind == Condition.SUCCEEDED:
-            continue
-        name = kind if value == "True" else f"not {kind}"
-        reason = condition.get("reason") or ""
-        head = name if reason in ("", kind) else f"{name} ({reason})"
-        yield "condition", f"{head}: {condition.get('message') or ''}".rstrip(": ")
-    yield from _slow_ranks(status)
-    for warning in status.get("warnings") or []:
-        yield "warning", f"{warning['reason']}: {warning['message']}"

@@ -233,16 +233,18 @@ class AsyncConnection:
         previous: bool = False,
         follow: bool = False,
         tail: int | None = None,
+        since: str | None = None,
         limit_bytes: int | None = None,
         timestamps: bool = False,
     ) -> AsyncGenerator[str]:
         """Lines of a trainer pod's log: the last `tail` ones, at most `limit_bytes`, counted from the first.
 
+        `since`: RFC 3339; only lines from then on.
         Raises ApiError, and ClusterUnreachableError where the connection fails.
         """
         flags = {"previous": previous, "follow": follow, "timestamps": timestamps}
         query = {"container": CONTAINER_NAME} | {key: "true" for key, on in flags.items() if on}
-        limits = {"tailLines": tail, "limitBytes": limit_bytes}
+        limits = {"tailLines": tail, "sinceTime": since, "limitBytes": limit_bytes}
         query |= {key: str(limit) for key, limit in limits.items() if limit is not None}
         path = PODS.path(namespace, pod, "log")
         async with self.client() as api, aclosing(api.lines(path, query)) as lines:

@@ -60,6 +60,7 @@ class JournalPages:
             facts=journal_views.facts(run, course),
             charts=views.charts([("", course.points)], incidents),
             interruptions=views.interruptions(views.status_of(run.recipe)),
+            hangs=await self._journals.hangs(run),
             incident_note=journal_views.incident_note(run),
             events=journal_views.events(run, course),
             checkpoints=journal_views.checkpoints(course),

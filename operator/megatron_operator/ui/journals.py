@@ -28,6 +28,7 @@ from megatron_operator.ui.journal_files import (
     shown,
     unreadable,
 )
+from megatron_operator.ui.journal_hangs import HangStacks, find_hangs
 from megatron_operator.ui.journal_progress import LoggedIteration, ProgressReader, Resume, last_iteration
 from megatron_operator.ui.points import MAX_SAMPLES, Point, thinned
 
@@ -153,6 +154,17 @@ class Journals:
     async def course(self, run: JournalRun) -> JournalCourse | None:
         """The course of a run; None where its directory is gone."""
         return await asyncio.to_thread(self._course, run.uid, run.resumed_from)
+
+    async def hangs(self, run: JournalRun) -> tuple[HangStacks, ...]:
+        """The stacks of its newest hangs."""
+        return await asyncio.to_thread(self._hangs, run)
+
+    def _hangs(self, run: JournalRun) -> tuple[HangStacks, ...]:
+        path = self._search().get(run.uid)
+        incidents = run.journal.stored.incidents
+        # An incident has the generation that it began; the folder has that which it ended.
+        stalled = {each.generation - 1: each.node_rank for each in incidents if each.node_rank is not None}
+        return () if path is None else find_hangs(path, stalled)
 
     def _runs(self, text: str, first: int, count: int) -> JournalPage:
         found = self._search()

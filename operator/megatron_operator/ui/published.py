@@ -9,11 +9,15 @@ import json
 import sys
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+
+from megatron_operator.cli.default_platform import DEFAULT_ACCELERATOR
+from megatron_operator.lifecycle.status_reading import read_status
+from megatron_operator.ui.planned_hardware import planned_hardware
 
 Object = dict[str, Any]
 SECONDS: Final = 30.0
@@ -32,6 +36,8 @@ class Difference:
     flags: tuple[tuple[str, str | None, str | None], ...] = ()
     """Flag, value of the published recipe and of this one; None where it is not set."""
     problem: str | None = None
+    hardware: str | None = None
+    """For which accelerators both were planned, where neither recipe nor platform has that; a sentence."""
 
 
 class PublishedRecipes:
@@ -39,18 +45,21 @@ class PublishedRecipes:
 
     def __init__(self, platform: Path | None, catalog: Path | None) -> None:
         """With a platform file and a directory of recipes, as `megatron diff` takes them."""
+        self._has_platform = platform is not None
         self._options = [
             *(("--platform", str(platform)) if platform else ()),
             *(("--catalog", str(catalog)) if catalog else ()),
         ]
         self._lock = asyncio.Lock()
-        self._known: OrderedDict[tuple[str, int, float], Difference] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int, bool, float], Difference] = OrderedDict()
 
     async def difference(self, recipe: Object) -> Difference:
         """The difference of a recipe to the published one for the same accelerators."""
         metadata = recipe["metadata"]
         # Not for long: the platform and the catalog may change.
-        key = str(metadata.get("uid")), int(metadata.get("generation") or 0), time.monotonic() // REMEMBERED
+        plan = bool((recipe.get("status") or {}).get("plan"))
+        edited = str(metadata.get("uid")), int(metadata.get("generation") or 0)
+        key = *edited, plan, time.monotonic() // REMEMBERED
         async with self._lock:
             if key not in self._known:
                 self._known[key] = await self._run(recipe)
@@ -60,7 +69,10 @@ class PublishedRecipes:
 
     async def _run(self, recipe: Object) -> Difference:
         names = {name: recipe["metadata"][name] for name in ("name", "namespace")}
-        body = {**{key: recipe.get(key) for key in ("apiVersion", "kind", "spec")}, "metadata": names}
+        spec, hardware = recipe.get("spec"), None
+        if not self._has_platform:
+            spec, hardware = _with_hardware(recipe)
+        body = {key: recipe.get(key) for key in ("apiVersion", "kind")} | {"spec": spec, "metadata": names}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _MAIN, "diff", "-f", "-", "-o", "json", *self._options,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -72,7 +84,23 @@ class PublishedRecipes:
             process.kill()
             await process.wait()
             return Difference(problem=f"planning took more than {SECONDS:.0f} s")
-        return _read(output)
+        return replace(_read(output), hardware=hardware)
+
+
+def _with_hardware(recipe: Object) -> tuple[Any, str | None]:
+    """The spec, with the accelerator of the plan where it names none, and a sentence about that."""
+    spec = recipe.get("spec")
+    asked = spec.get("accelerator") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(asked, dict) or asked.get("type") is not None:
+        return spec, None
+    found = planned_hardware(read_status(recipe.get("status"))[0].plan)
+    if found is None:
+        return (
+            spec,
+            f"The recipe names no accelerator.type, and its plan has none: {DEFAULT_ACCELERATOR} is assumed.",
+        )
+    spec = spec | {"accelerator": asked | {"type": found}}
+    return spec, f"The recipe names no accelerator.type: {found} has the memory and peak of the run's plan."
 
 
 def _read(output: bytes) -> Difference:

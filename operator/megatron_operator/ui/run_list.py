@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from megatron_operator.api.conditions import TRAINS, Phase
 from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.cli.attention import reason_to_wait
 from megatron_operator.cli.timeline import KINDS, format_duration
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.archive_reads import ArchivedRun, ArchivePage
@@ -42,6 +43,8 @@ class Row:
     speed: str
     eta: str
     incident: str
+    waits: str | None = None
+    """Why it does not train."""
     query: str = ""
     """Of its page's address; not empty for a deleted run."""
     deleted: str = ""
@@ -112,6 +115,7 @@ def row(recipe: Object, now: float, *, ago: str = "ago") -> Row:
         "–" if progress is None or progress.tokens_per_second is None else short(progress.tokens_per_second),
         "–" if end is None else f"in {format_duration(max(0.0, end - now))}",
         incident,
+        reason_to_wait(status.wire()),
     )
 
 

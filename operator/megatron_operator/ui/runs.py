@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -19,14 +18,13 @@ from megatron_operator.manifests.job_backends import node_rank
 from megatron_operator.sdk.connection import RETRY_DELAYS, WATCH_SECONDS, AsyncConnection
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.sdk.losses import loss_points
+from megatron_operator.ui.failure_log import FailureLog, read_failure_log
 from megatron_operator.ui.history import MemoryRecorder, Recorder, RunHistory, key_of
 from megatron_operator.ui.points import Point, measured_memory, points_of_log
 
 Object = dict[str, Any]
 LOG_LINES: Final = 20_000
 """Newest lines of a log that are read for the charts."""
-FAILURE_LINES: Final = 80
-"""Newest lines of the log of the pod that failed first."""
 LOG_REMEMBERED: Final = 20.0
 """Seconds for which what was read of a run's logs is shown again."""
 _LOG_SECONDS: Final = 15.0
@@ -44,9 +42,8 @@ class RunLogs:
     points: tuple[Point, ...] = ()
     memory: int | None = None
     """Memory that Megatron has reported, in bytes."""
-    failed_pod: str | None = None
-    failure: str | None = None
-    """End of the log of the pod that failed first."""
+    failure: FailureLog | None = None
+    """The pod that failed first; None where none has."""
     problem: str | None = None
     """Why there is nothing, or not everything."""
 
@@ -217,37 +214,19 @@ class WatchedRuns:
         if not pods:
             return RunLogs(problem="the run has no pods, whose logs could be read")
         last = max(pods, key=node_rank)["metadata"]["name"]
-        lines = [line async for line in self._tail(namespace, last, LOG_LINES)]
+        log = self._connection.log(namespace, last, tail=LOG_LINES, timestamps=True, limit_bytes=_LOG_BYTES)
+        async with aclosing(log) as found:
+            lines = [line[:_LONGEST_LINE] async for line in found]
         status = read_status(recipe.get("status"))[0]
         failed = first_failed_pod(recipe, pods)
         failure = None
-        if failed is not None and (status.phase == "Failed" or _has_incident(recipe)):
-            tail = self._tail(namespace, failed.pod, FAILURE_LINES, previous=failed.previous)
-            failure = "\n".join(deque([line async for line in tail], FAILURE_LINES))
+        if failed is not None and (status.phase == "Failed" or failed.time is not None):
+            failure = await read_failure_log(self._connection, namespace, failed)
         # In a thread: the pages of others are answered meanwhile.
         points, memory = await asyncio.to_thread(_read, lines, status.plan)
-        return RunLogs(
-            points,
-            memory,
-            None if failed is None else failed.pod,
-            failure,
-        )
-
-    async def _tail(
-        self, namespace: str, pod: str, count: int, *, previous: bool = False
-    ) -> AsyncGenerator[str]:
-        log = self._connection.log(
-            namespace, pod, tail=count, timestamps=True, previous=previous, limit_bytes=_LOG_BYTES
-        )
-        async with aclosing(log) as lines:
-            async for line in lines:
-                yield line[:_LONGEST_LINE]
+        return RunLogs(points, memory, failure)
 
 
 def _read(lines: Sequence[str], plan: Plan | None) -> tuple[tuple[Point, ...], int | None]:
     """Points and measured memory of a log."""
     return tuple(points_of_log(loss_points(lines), plan)), measured_memory(lines)
-
-
-def _has_incident(recipe: Object) -> bool:
-    return bool(((recipe.get("status") or {}).get("recovery") or {}).get("lastIncident"))

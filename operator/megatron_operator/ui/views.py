@@ -9,6 +9,7 @@ from markupsafe import Markup
 from megatron_operator.api.recovery_status import Incident, LostSeconds
 from megatron_operator.api.status import Evaluation, MegatronRecipeStatus
 from megatron_operator.api.times import seconds
+from megatron_operator.cli.attention import attention
 from megatron_operator.cli.deleted_runs import DeletedRuns
 from megatron_operator.cli.fleet_ledger import fleet_ledger, left_out
 from megatron_operator.cli.run_ledger import run_ledger
@@ -175,12 +176,17 @@ def plan_against_reality(status: MegatronRecipeStatus, logs: RunLogs) -> list[Co
     if (memory := plan.memory_per_gpu) is not None:
         room = f" of {memory.capacity / _GIB:.0f}" if memory.capacity else ""
         measured = None if logs.memory is None else logs.memory / _GIB
+        # The log that is read is that of the last stage.
+        stages = plan.pipeline_model_parallel_size
+        of_stage = " by the last stage" if stages > 1 else ""
         found.append(
             Comparison(
                 "Memory of the fullest accelerator",
                 f"{memory.total / _GIB:.1f}{room} GiB",
-                "not in the log that was read" if measured is None else f"{measured:.1f} GiB reserved",
-                _ratio(measured, memory.total / _GIB),
+                "not in the log that was read"
+                if measured is None
+                else f"{measured:.1f} GiB reserved{of_stage}",
+                _ratio(None if stages > 1 else measured, memory.total / _GIB),
             )
         )
     if (expected := plan.expected) is not None:
@@ -313,13 +319,8 @@ def status_of(recipe: Object) -> MegatronRecipeStatus:
 
 
 def problems(status: MegatronRecipeStatus) -> list[str]:
-    """What needs attention: conditions of a run in trouble, and warnings of the pods."""
-    found = []
-    for each in status.conditions:
-        wrong = {"Planned": "False", "Prepared": "False", "Failed": "True", "InternalError": "True"}
-        if wrong.get(each.type) == each.status:
-            found.append(f"{each.type} {each.status} ({each.reason}): {each.message}")
-    return [*found, *(f"{each.reason}: {each.message}" for each in status.warnings)]
+    """What needs attention, as in `megatron status`: why a run does not train, slow ranks, warnings."""
+    return [text for _, text in attention(status.wire())]
 
 
 def _phases(lost: LostSeconds) -> list[Part]:

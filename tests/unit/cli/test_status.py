@@ -243,6 +243,14 @@ def test_weights_that_were_imported_and_exported_are_shown_with_their_folders() 
     assert "exported    /data/out" in shown
 
 
+@pytest.mark.parametrize("kind", ["Imported", "Exported"])
+def test_weights_that_are_not_converted_yet_are_a_condition_and_converted_ones_are_none(kind: str) -> None:
+    condition = {"type": kind, "status": "True", "reason": kind, "message": "61 tensors"}
+    assert lines(TRAINING | {"conditions": [condition]}) == lines(TRAINING | {"conditions": []})
+    condition |= {"status": "False", "reason": "Queued", "message": "the queue is full"}
+    assert lines({"conditions": [condition]})[-1] == f"condition   not {kind} (Queued): the queue is full"
+
+
 def test_the_best_checkpoint_and_its_export_are_shown_with_iteration_and_validation_loss() -> None:
     done = {
         "source": "/checkpoints/run",

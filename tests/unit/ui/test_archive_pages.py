@@ -146,7 +146,7 @@ def test_two_deleted_runs_of_one_name_are_compared_under_their_uids(
 
 def test_ages_of_a_deleted_run_are_those_at_its_end(page: TestClient) -> None:
     listed = text_of(page, "/archive")
-    assert re.search(r"HangFound 1\dh\d\dm before the end: no rank completed a step", listed)
+    assert re.search(r"HangFound 1\dh\d\dm before the end: rank 2 is stopped after", listed)
     shown = text_of(page, DELETED)
     assert re.search(r"iteration 60,000, [\d.]+ ?\w+ before the end", shown)
     assert " ago" not in listed + shown

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from megatron_contract.environment import JOURNAL_FILE, PROGRESS_FILE
+from megatron_contract.environment import HANGS_FOLDER, JOURNAL_FILE, PROGRESS_FILE
 from megatron_operator.cli.main import cli
 from megatron_operator.ui import journals
 from megatron_operator.ui.access import KeyAccess
@@ -81,8 +82,8 @@ def test_a_journal_has_its_course_with_marks_its_incidents_checkpoints_and_timel
     assert re.findall("<figcaption>([^<]+)", text) == ["Loss", "Learning rate", "Tokens per second"]
     assert text.count("<polyline") == 3
     assert text.count('class="incident-label"') == 9
-    assert "incident 2 at iteration 2451: rank 3 is behind" in text
-    assert "node 0 rank 3; resumed from iteration 2,000" in text
+    assert "incident 2 at iteration 2451: rank 3 is stopped" in text
+    assert "node 1 rank 3; resumed from iteration 2,000" in text
     assert 'class="part-redo"' in text
     assert re.search(r"12 found\..* complete one is of iteration 6,000", text)
     assert "The directory does not have the recipe" in text
@@ -112,6 +113,44 @@ def test_a_file_that_is_not_read_to_its_end_is_reported_and_the_page_refreshed_s
         text = text_of(page, path)
     assert "is read so far" not in text
     assert "Goodput" in text
+
+
+def test_the_page_has_the_main_threads_of_a_hang_first_those_of_the_rank_that_was_waited_for(
+    page: TestClient,
+) -> None:
+    section = text_of(page, links(page)[0]).partition('<h2 id="hangs">')[2].partition("</section>")[0]
+    assert re.findall(r"<summary>(.+?)</summary>", section) == ["Node 1", "Node 0"]
+    first, second = re.findall(r"<pre[^>]*>(.*?)</pre>", section, re.DOTALL)
+    assert "rank 3 (pid 44): stopped, 2460 iterations done, training\n  no answer" in first
+    assert re.search(r"line \d+ in get_grad_norm_fp32", first)
+    assert "rank 0 (pid 41)" in second
+    assert "threading.py" not in section, "only main threads"
+    assert "hangs/20260101T180255Z-generation-2" in section
+    assert 'id="hangs"' not in text_of(page, links(page)[1])
+
+
+def test_stacks_of_hangs_are_few_and_bounded_and_what_cannot_be_read_is_reported(
+    page: TestClient, volume: Path
+) -> None:
+    hangs = volume / "llama3-8b" / HANGS_FOLDER
+    shutil.rmtree(hangs)
+    for number in range(10, 20):
+        folder = hangs / f"20260102T0000{number}Z-generation-{number}"
+        folder.mkdir(parents=True)
+        os.mkfifo(folder / "node-0.txt")
+        for node in range(1, 40):
+            (folder / f"node-{node}.txt").touch()
+        (folder / "node-1.txt").write_text("rank 1 (pid 2): running\n" + "  File <b>\n" * 200_000)
+    (hangs / "20269999T999999Z-generation-9").mkdir()
+    (hangs / "notes").mkdir()
+    text = text_of(page, links(page)[0])
+    assert len(text) < 400_000
+    section = text.partition('<h2 id="hangs">')[2].partition("</section>")[0]
+    times = re.findall(r"<h3>(.+?)</h3>", section)
+    assert times == ["20269999T999999Z", "2026-01-02 00:00:19 UTC", "2026-01-02 00:00:18 UTC"]
+    assert section.count("it is not a regular file") == 2
+    assert "of 2 of 40 pods" in section
+    assert "File &lt;b&gt;" in section
 
 
 def test_two_journals_are_compared_by_uid_or_by_folder_and_name(page: TestClient) -> None:

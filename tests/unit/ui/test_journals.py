@@ -97,7 +97,7 @@ def test_incidents_have_their_place_and_the_seconds_of_their_phases(written: Pat
     history = run.recipe["status"]["recovery"]["history"]
     assert [each["kind"] for each in history] == ["rank", "hang", "pod"]
     hang = history[1]
-    assert (hang["pod"], hang["rank"], hang["iteration"], hang["resumedFrom"]) == ("node 0", 3, 2460, 2000)
+    assert (hang["pod"], hang["rank"], hang["iteration"], hang["resumedFrom"]) == ("node 1", 3, 2460, 2000)
     assert hang["lostIterations"] == 460
     assert hang["seconds"]["detect"] == pytest.approx(99.0, abs=0.1)
     assert hang["seconds"]["start"] == pytest.approx(25.0, abs=0.1)

@@ -7,7 +7,9 @@ import pytest
 from megatron_operator.cli.deleted_runs import UNKNOWN
 from megatron_operator.cli.fleet_ledger import fleet_ledger
 from megatron_operator.cli.weekly_ledger import weekly_ledger
+from megatron_operator.sdk import Recipe
 from megatron_operator.ui.app import HEADERS
+from megatron_operator.ui.planned_hardware import planned_hardware
 from starlette.testclient import TestClient
 
 from testkit.example_runs import NOW, ExampleRuns, training_run
@@ -32,7 +34,7 @@ def test_the_list_shows_phase_progress_loss_speed_end_and_incident(page: TestCli
     text = text_of(page, "/")
     assert "61,300 of 100,000" in text
     assert "2.217" in text
-    assert "HangFound 17h57m ago: no rank completed a step for 600 s" in text
+    assert "HangFound 17h57m ago: rank 2 is stopped after iteration 41206" in text
     assert re.search(r"in \d+h\d\dm", text)
     for phase in ("Training", "Recovering", "Failed", "Refused", "Suspended", "Succeeded", "Pending"):
         assert f"</span> {phase}</span>" in text
@@ -112,12 +114,59 @@ def test_evaluations_are_drawn_before_any_loss_is_known(page: TestClient, runs: 
 def test_a_run_has_plan_against_reality_ledger_checkpoint_and_failure(page: TestClient) -> None:
     text = text_of(page, RUN)
     assert re.search(r"Memory of the fullest accelerator</th><td[^>]*>[\d.]+ of 79 GiB</td>"
-                     r"<td[^>]*>61.0 GiB reserved", text)  # fmt: skip
+                     r"<td[^>]*>61.0 GiB reserved by the last stage</td><td[^>]*>–<", text)  # fmt: skip
     assert re.search(r"Seconds per iteration</th><td[^>]*>[\d.]+</td><td[^>]*>[\d.]+</td><td[^>]*>1.06", text)
     assert "iteration 61,200" in text
-    assert "uncorrectable ECC error encountered" in text
+    assert "Pod that failed first" in text
+    assert "llama3-8b-web-master-0: rank 2 is stopped after iteration 41206" in text
+    assert "Its log around 2026-01-03T18:02:55Z." in text
+    assert "no answer to the request for its stacks" in text
     assert 'class="part-train"' in text
     assert "lost 11m03s (detect 10m04s, load 33 s, redo 26 s)" in text
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason", "message"),
+    [
+        ("Running", "VolumeClaimMissing", "claim corpus does not exist"),
+        ("Running", "Unschedulable", "no node fits 8 GPUs"),
+        ("Prepared", "Preparing", "the Job is running"),
+        ("Imported", "ImportFailed", "no such model"),
+    ],
+)
+def test_why_a_run_waits_is_on_its_page_and_in_the_list(
+    page: TestClient, runs: ExampleRuns, condition: str, reason: str, message: str
+) -> None:
+    recipe = training_run("waits")
+    unmet = {"type": condition, "status": "False", "reason": reason, "message": message}
+    planned = {"type": "Planned", "status": "True", "reason": "Planned", "message": "TP 2"}
+    stalled = unmet | {"type": "Stalled", "status": "True"}
+    times = {"lastTransitionTime": "2026-01-04T11:00:00Z"}
+    conditions = [each | times for each in (planned, unmet, stalled)]
+    recipe["status"] = {"phase": "Pending", "observedGeneration": 1, "conditions": conditions}
+    path = add(runs, recipe)
+    assert f'<span class="waits">{reason}: {message}</span>' in text_of(page, "/?text=waits")
+    problems = re.findall(r'<p class="problem">(.*?)</p>', text_of(page, path))
+    assert problems == [f"not {condition} ({reason}): {message}"]
+
+
+def test_a_run_that_trains_or_is_suspended_waits_for_nothing(page: TestClient, runs: ExampleRuns) -> None:
+    for phase in ("Training", "Suspended", "Succeeded"):
+        recipe = training_run(f"goes-{phase.lower()}")
+        recipe["status"]["phase"] = phase
+        imported = {"type": "Imported", "status": "True", "reason": "Imported", "message": "61 tensors"}
+        recipe["status"]["conditions"].append(imported | {"lastTransitionTime": "2026-01-01T10:00:00Z"})
+        path = add(runs, recipe)
+        assert "waits" not in text_of(page, f"/?text=goes-{phase.lower()}")
+        assert 'class="problem"' not in text_of(page, path)
+
+
+def test_a_slow_rank_is_a_problem_of_its_run(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("slow")
+    slow = {"rank": 3, "pod": "worker-0", "node": "gpu-2", "iteration": 9, "slowdown": 1.5, "ownSeconds": 3.0}
+    recipe["status"]["stragglers"] = [slow | {"peerSeconds": 2.0, "since": "2026-01-04T11:00:00Z"}]
+    (problem,) = re.findall(r'<p class="problem">(.*?)</p>', text_of(page, add(runs, recipe)))
+    assert "gpu-2" in problem
 
 
 def test_choosing_a_rank_marks_its_groups(page: TestClient) -> None:
@@ -143,6 +192,45 @@ def test_the_recipe_is_compared_with_the_published_one(page: TestClient, runs: E
     text = text_of(page, add(runs, recipe) + "/recipe")
     assert re.search(r"<code>--lr</code></th><td><code>0.0003</code></td><td><code>7e-05</code>", text)
     assert "lr: 7.0e-05" in text
+
+
+def test_a_recipe_without_a_type_is_compared_for_the_accelerators_of_its_plan(
+    page: TestClient, runs: ExampleRuns
+) -> None:
+    """Where the operator discovers accelerators, no platform file names them."""
+    recipe = training_run("discovered")
+    spec = {"recipe": "llama3-8b", "data": {"mockData": True}, "accelerator": {"count": 64}}
+    on_b200 = spec | {"accelerator": {"type": "b200", "count": 64}}
+    planned = Recipe.from_dict(recipe | {"spec": on_b200}).plan()
+    assert (planned.plan.context_parallel_size, planned.plan.micro_batch_size) == (1, 2), "2 and 1 on H100"
+    spec |= {"parallelism": {"contextParallelSize": 1}, "training": {"microBatchSize": 2}}
+    recipe |= {"spec": spec, "status": {"plan": planned.plan.wire()}}
+    text = text_of(page, add(runs, recipe) + "/recipe")
+    assert "b200 has the memory and peak of the run&#39;s plan" in text
+    assert "<p>None.</p>" in text, "set as planned"
+
+
+def test_a_recipe_that_names_its_accelerator_or_has_no_plan_is_not_compared_by_a_plan(
+    page: TestClient, runs: ExampleRuns
+) -> None:
+    named = training_run("named")
+    assert "accelerator.type" not in text_of(page, add(runs, named) + "/recipe")
+    named["spec"]["accelerator"] = {"count": 64}
+    del named["status"]["plan"]
+    named["metadata"] |= {"name": "new", "uid": "new"}
+    text = text_of(page, add(runs, named) + "/recipe")
+    assert "names no accelerator.type, and its plan has none: h100-sxm is assumed." in text
+
+
+@pytest.mark.parametrize(("name", "found"), [("gb200", "gb200"), ("h800", "h100-sxm"), ("cpu", "cpu")])
+def test_the_accelerator_of_a_plan_is_found_by_its_memory_and_peak(name: str, found: str) -> None:
+    model = "tiny-gpt" if name == "cpu" else "llama3-8b"
+    plan = Recipe(model, name="any", accelerator=name, count=8, data={"mockData": True}).plan().plan
+    assert planned_hardware(plan) == found
+    assert planned_hardware(None) is None
+    if plan.expected is not None and plan.memory_per_gpu is not None and name != "cpu":
+        slower = plan.expected.model_copy(update={"tflops_per_gpu": plan.expected.tflops_per_gpu / 3})
+        assert planned_hardware(plan.model_copy(update={"expected": slower})) is None
 
 
 def test_a_recipe_that_cannot_be_planned_shows_why(page: TestClient, runs: ExampleRuns) -> None:

@@ -130,7 +130,8 @@ async def test_logs_give_points_memory_and_the_failure_and_are_read_once(
     watched: WatchedRuns, api: ApiStandIn
 ) -> None:
     api.pods = [POD]
-    lines = [LINE.format(10), MEMORY, LINE.format(20), "Traceback: it broke"]
+    failed_at = training_run("x")["status"]["recovery"]["lastIncident"]["time"]
+    lines = [LINE.format(10), MEMORY, LINE.format(20), f"{failed_at} Traceback: it broke"]
     api.logs["tiny-master-0", False] = "\n".join(lines)
     await asyncio.to_thread(api.set_status, "tiny", **(training_run("x")["status"] | {"phase": "Failed"}))
     await until(lambda: phase(watched) == "Failed")
@@ -142,9 +143,9 @@ async def test_logs_give_points_memory_and_the_failure_and_are_read_once(
     expected = training_run("x")["status"]["plan"]["expected"]
     assert first.points[0].mfu == pytest.approx(expected["mfu"] * expected["stepSeconds"] / 2)
     assert first.memory == 2 << 30
-    assert first.failed_pod == "tiny-master-0"
     assert first.failure is not None
-    assert first.failure.endswith("Traceback: it broke")
+    assert first.failure.pod == "tiny-master-0"
+    assert first.failure.text == f"{failed_at} Traceback: it broke"
 
 
 async def test_lines_that_only_look_like_megatrons_cost_their_own_values(

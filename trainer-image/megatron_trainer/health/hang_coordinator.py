@@ -13,13 +13,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from megatron_contract.environment import HANGS_FOLDER
+
+from megatron_trainer.health.stack_summary import summarize_stacks
 from megatron_trainer.health.stacks import RankState, describe_hang, find_stalled_rank
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.rendezvous.handler import GangRendezvous
 from megatron_trainer.rendezvous.state import State
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
-HANGS_FOLDER = "hangs"
 HANGS_KEPT = 3
 """Number of hangs whose stacks are kept: the newest."""
 _CHECK_SECONDS = 0.5
@@ -122,11 +124,13 @@ class HangCoordinator:
         )
 
     def _store_stacks(self, ranks: list[RankState], folder: str) -> None:
-        """Write the stacks on a thread: the volume may be what the ranks hang on."""
+        """Log the main threads; write all stacks on a thread, since ranks may hang on the volume."""
         text = "\n".join(rank.text() for rank in ranks)
         if self._save is None:
             self._log(f"stacks of hanging ranks:\n{text}")
             return
+        path = self._save / folder / f"node-{self._gang.node_rank}.txt"
+        self._log(f"main threads of hanging ranks, all threads are in {path}:\n{summarize_stacks(ranks)}")
         writer = threading.Thread(target=self._write, args=(self._save / folder, text), daemon=True)
         writer.start()
         writer.join(_WRITE_SECONDS)

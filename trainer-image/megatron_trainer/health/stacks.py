@@ -26,6 +26,9 @@ SIGNAL: int = signal.SIGRTMIN + 1
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in an uninterruptible wait", "Z": "dead"}
+NO_ANSWER = "  no answer to the request for its stacks"
+MAIN_THREAD = "Main thread:"
+"""First line of the stacks of a rank whose main thread is known."""
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
 # A main thread with one of these frames waits for other ranks: torch's own, and what measures their waits.
 _COLLECTIVE_FRAME = re.compile(r"\(.*torch/distributed/|measured_collective \(.*/worker/step_phases\.py:")
@@ -85,10 +88,13 @@ class RankState:
         return cls(**brief | {"collectives": None if known is None else Collectives.from_json(known)})
 
     def text(self) -> str:
-        """Format for the log: one line, then the stacks."""
+        """Format for a file: one line, then the stacks."""
+        return f"{self.headline()}\n{self.stacks or NO_ANSWER}\n"
+
+    def headline(self) -> str:
+        """Return rank, process, state, iterations done and activity."""
         known = f"{self.iteration} iterations done" if self.iteration is not None else "no iteration done"
-        line = f"rank {self.rank} (pid {self.pid}): {self.state}, {known}, {self.doing}"
-        return f"{line}\n{self.stacks or '  no answer to the request for its stacks'}\n"
+        return f"rank {self.rank} (pid {self.pid}): {self.state}, {known}, {self.doing}"
 
 
 def process_state(pid: int) -> str:
@@ -204,7 +210,7 @@ def main_thread_first(stacks: str, main_thread: str) -> str:
     name = f"0x{int(main_thread or '0', 16):016x}"
     blocks.sort(key=lambda block: name not in block.splitlines()[0])
     if blocks and name in blocks[0].splitlines()[0]:
-        blocks[0] = "Main thread:\n" + blocks[0].partition("\n")[2]
+        blocks[0] = f"{MAIN_THREAD}\n" + blocks[0].partition("\n")[2]
     return "\n\n".join(blocks)
 
 
