@@ -9,9 +9,19 @@ from megatron_contract.wire import Message
 PREPARED_FOLDER: Final = "prepared"
 """Folder of the data volume with all that is prepared."""
 INDEX_FOLDER: Final = f"{PREPARED_FOLDER}/index"
-"""In it; a folder for each run with the index of its samples, where the checkpoints were not mounted."""
+"""In it; a folder for each run with the index of its samples, where the checkpoints were not mounted:
+`index_folder`."""
 CHECKED_FOLDER: Final = f"{PREPARED_FOLDER}/checked"
 """In it; a file for each dataset of `data.blend` with its smallest and largest token id."""
+
+
+def index_folder(name: str, uid: str) -> str:
+    """Folder of the data volume for the index of the recipe `name`.
+
+    Recipes of several namespaces, or clusters, may have one name, and claims that share a file system: its
+    UID is of one alone. Without a UID, which only a cluster gives, the folder has the name.
+    """
+    return f"{INDEX_FOLDER}/{name}.{uid}" if uid else f"{INDEX_FOLDER}/{name}"
 
 
 @dataclass(frozen=True, slots=True)

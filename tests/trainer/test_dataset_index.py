@@ -89,9 +89,20 @@ def test_a_run_takes_the_index_from_the_data_volume_where_no_check_could_mount_i
     assert prepared_index.take(cache, folder) == 0, "what a restart finds stays as it is"
 
 
-def test_the_folder_of_the_index_is_that_which_the_operator_renders() -> None:
+@pytest.mark.parametrize(
+    ("uid", "folder"),
+    [
+        ("0b9f2a64-7d1e-4c35-9a8b-57d1a0f7d6c2", "llama3.1-8b.0b9f2a64-7d1e-4c35-9a8b-57d1a0f7d6c2"),
+        ("", "llama3.1-8b"),
+    ],
+    ids=["of a cluster", "of a file"],
+)
+def test_the_folder_of_the_index_is_that_which_the_operator_renders(
+    monkeypatch: pytest.MonkeyPatch, uid: str, folder: str
+) -> None:
+    monkeypatch.setenv("MEGATRON_RUN_ID", uid)
     cache = Path("/checkpoints/llama3.1-8b/data-cache")
-    assert prepared_index.folder_of(cache) == Path("/data/prepared/index/llama3.1-8b")
+    assert prepared_index.folder_of(cache) == Path("/data/prepared/index") / folder
 
 
 def test_only_arrays_and_descriptions_are_taken_from_the_data_volume(tmp_path: Path) -> None:

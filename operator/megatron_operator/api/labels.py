@@ -41,6 +41,8 @@ ANNOTATION_RECOVERY_PRIORITY: Final = f"{GROUP}/recovery-priority-class"
 ANNOTATION_QUEUED_AS: Final = f"{GROUP}/queued-as"
 """On Jobs that import, prepare or export: the queue of Kueue and, after a slash, the WorkloadPriorityClass
 for which they were created. An admission policy may give them other labels."""
+ANNOTATION_PLACEMENT: Final = f"{GROUP}/placement"
+"""On the same Jobs: a digest of the platform's `cpuJobs` that they were created with; none without any."""
 LABEL_CLIQUE: Final = "nvidia.com/gpu.clique"
 """Set on nodes by NVIDIA's GPU feature discovery: nodes with the same value share an NVLink domain."""
 ANNOTATION_HASH: Final = f"{GROUP}/hash"

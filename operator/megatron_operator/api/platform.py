@@ -224,6 +224,15 @@ class Hub(ApiModel):
     """Token of recipes that set none: a Secret's key in the recipe's own namespace. Default none."""
 
 
+class CpuJobs(ApiModel):
+    """Where pods of the Jobs without accelerators run: data preparation and checks, imports and exports."""
+
+    node_selector: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels that their nodes must have; default none."""
+    tolerations: Annotated[list[Toleration], Field(max_length=64)] = Field(default_factory=list)
+    """Taints that they tolerate; default none. Those of the accelerator profiles are not theirs."""
+
+
 VOLCANO: Final = "volcano"
 KUBERNETES: Final = "kubernetes"
 
@@ -291,3 +300,5 @@ class PlatformConfig(ApiModel):
     """NetworkPolicies of runs."""
     hub: Hub = Hub()
     """Download of models by their name on a hub."""
+    cpu_jobs: CpuJobs | None = None
+    """Where pods of the Jobs without accelerators run; default any node without taints."""

@@ -9,9 +9,16 @@ from megatron_operator.api import reserved_names
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.hardware import without_cuda
-from megatron_operator.api.platform import KUBERNETES, VOLCANO, AcceleratorProfile, PlatformConfig
+from megatron_operator.api.platform import (
+    KUBERNETES,
+    VOLCANO,
+    AcceleratorProfile,
+    CpuJobs,
+    PlatformConfig,
+    Toleration,
+)
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
-from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL, SHORT_NAME
+from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL, NODE_LABEL_VALUE, SHORT_NAME, Form
 from megatron_operator.api.validation import parse
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -39,6 +46,8 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
     errors += _gang_scheduling_errors(platform, at)
     errors += _priority_errors(platform, at)
     errors += _hub_errors(platform, at)
+    if platform.cpu_jobs is not None:
+        errors += _cpu_job_errors(platform.cpu_jobs, f"{at}.cpuJobs")
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
         field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
         errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))
@@ -100,6 +109,38 @@ def _hub_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:
     token = platform.hub.secret_key_ref
     if token is not None and not NAME.pattern.fullmatch(token.name):
         yield FieldError(f"{at}.hub.secretKeyRef.name", f"invalid name {shown(token.name)}", NAME.fix)
+
+
+def _cpu_job_errors(jobs: CpuJobs, at: str) -> Iterator[FieldError]:
+    """Errors of what the API server would refuse in a pod."""
+    for key, value in jobs.node_selector.items():
+        field = field_path(f"{at}.nodeSelector", key)
+        yield from _form_errors(NODE_LABEL, key, field)
+        yield from _form_errors(NODE_LABEL_VALUE, value, field)
+    for index, toleration in enumerate(jobs.tolerations):
+        yield from _toleration_errors(toleration, f"{at}.tolerations[{index}]")
+
+
+def _form_errors(form: Form, text: str, field: str) -> Iterator[FieldError]:
+    if len(text) > form.longest or not form.pattern.fullmatch(text):
+        yield FieldError(field, f"invalid {form.what} {shown(text)}", form.fix)
+
+
+def _toleration_errors(toleration: Toleration, at: str) -> Iterator[FieldError]:
+    exists, seconds = toleration.operator == "Exists", toleration.toleration_seconds
+    if toleration.key:
+        yield from _form_errors(NODE_LABEL, toleration.key, f"{at}.key")
+    elif not exists:
+        fix = "set the key of a taint, or operator to Exists for all taints"
+        yield FieldError(f"{at}.key", "is not set", fix)
+    if toleration.value and exists:
+        message = f"{shown(toleration.value)} has no effect with operator Exists"
+        yield FieldError(f"{at}.value", message, "leave it out, or set operator to Equal")
+    elif toleration.value:
+        yield from _form_errors(NODE_LABEL_VALUE, toleration.value, f"{at}.value")
+    if seconds is not None and toleration.effect != "NoExecute":
+        message = f"{seconds} is for effect NoExecute alone"
+        yield FieldError(f"{at}.tolerationSeconds", message, "leave it out, or set effect to NoExecute")
 
 
 def _priority_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:

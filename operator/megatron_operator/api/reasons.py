@@ -224,7 +224,8 @@ class Reason(StrEnum):
         "Unschedulable",
         "`Running=False`, `Prepared=False`",
         "The scheduler finds no node for a pod; the message is the scheduler's.",
-        "Wait, or request other accelerators.",
+        "Wait, or request other accelerators. Of a Job without accelerators the message names the field of "
+        "the [platform](platform.md#jobs-without-accelerators) that has it run on other nodes.",
     )
     PODS_NOT_CREATED = (
         "PodsNotCreated",

@@ -6,6 +6,7 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, ModelPart, PeftSpec
 from megatron_operator.api.platform import (
     AcceleratorProfile,
+    CpuJobs,
     GangScheduling,
     Hub,
     JobBackendName,
@@ -70,6 +71,8 @@ class ResolvedRecipe(ApiModel):
     """The platform's."""
     hub: Hub = Hub()
     """The platform's."""
+    cpu_jobs: CpuJobs | None = None
+    """The platform's."""
     job_backend: JobBackendName = "pytorchjob"
     """The platform's."""
     gang_scheduling: GangScheduling | None = None
@@ -101,13 +104,23 @@ class ResolvedRecipe(ApiModel):
         return bridge_support.media(self._function_name) if self.fine_tunes else ""
 
     @property
+    def joins_experts(self) -> bool:
+        """Whether its files may have one tensor for a matrix of all experts of a layer.
+
+        Of the models of Megatron's own loop that convert, GPT-OSS: it alone has `quickGeglu`.
+        """
+        return bool(self.model.quick_geglu) or bridge_support.joins_experts(self._function_name)
+
+    @property
     def reads_latents(self) -> bool:
         """Whether it trains a diffusion model, on latents that were made beforehand."""
         return self.engine == "bridge" and bridge_support.reads_latents(self._function_name)
 
     @property
     def has_sequence_parallelism(self) -> bool:
-        """Whether Megatron-Bridge's model takes sequence parallelism."""
+        """Whether the model takes sequence parallelism where it runs."""
+        if self.engine == "bridge" and self.profile.platform == "cpu":
+            return bridge_support.splits_sequences_on_cpus(self._function_name)
         return bridge_support.has_sequence_parallelism(self._function_name)
 
     @property

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from megatron_operator.api.labels import GROUP, PLURAL
-from megatron_operator.api.platform import KUBERNETES, PlatformConfig
+from megatron_operator.api.platform import KUBERNETES, CpuJobs, PlatformConfig
 from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
 from megatron_operator.cli.job_needs import NEEDS, available, chosen_backend
+from megatron_operator.lifecycle.capacity import is_schedulable
 
 Object = dict[str, Any]
 State = Literal["ok", "missing", "warning", "unknown"]
@@ -166,6 +167,19 @@ def accelerators(objects: ClusterObjects, platform: PlatformConfig | None) -> It
         yield from _products([n for n in objects.nodes if _amount(n, "nvidia.com/gpu")])
 
 
+def cpu_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
+    """A node for the Jobs that prepare data and convert weights, which tolerate no taints of accelerators."""
+    jobs = (platform.cpu_jobs if platform else None) or CpuJobs()
+    if not objects.nodes or any(is_schedulable(node, jobs.wire()) for node in objects.nodes):
+        return
+    message = "no node takes pods of the Jobs that prepare data and convert weights"
+    tainted = sorted({key for node in objects.nodes for key in _taints(node)})
+    if tainted:
+        message += f"; there are taints {', '.join(tainted):.200}"
+    fix = "set tolerations of cpuJobs of the platform, and labels in nodeSelector that nodes have"
+    yield Finding("nodes for CPU Jobs", "warning", message, fix)
+
+
 def fabric(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """RDMA: resources of a device plugin on nodes with GPUs; those that the platform requests."""
     if objects.nodes is None:
@@ -248,6 +262,7 @@ CHECKS: tuple[Check, ...] = (
     megatron_operator,
     storage,
     accelerators,
+    cpu_jobs,
     fabric,
     gang_scheduling,
     pod_security,
@@ -367,6 +382,10 @@ def _amount(node: Object, resource: str) -> int:
 
 def _nodes(count: int) -> str:
     return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def _taints(node: Object) -> list[str]:
+    return [str(each.get("key")) for each in (node.get("spec") or {}).get("taints") or ()]
 
 
 def _is_ready(node: Object) -> bool:

@@ -14,6 +14,7 @@ from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.node_state import (
     NodeState,
     NodeStatus,
+    Taint,
     node_of,
     node_state,
     ready_condition,
@@ -63,6 +64,10 @@ class NodeReader:
                 states[name] = self._status(name, found.get(name), moment, now)
                 self._cache[name] = moment, states[name]
         return states
+
+    def taints(self) -> frozenset[Taint]:
+        """Taints of ready nodes that keep pods away; none where nodes are not watched."""
+        return frozenset() if self._watch is None else self._watch.taints()
 
     def _watched(self, names: Collection[str], held: Collection[str]) -> dict[str, NodeStatus]:
         """Nodes as the watch has them, if it is up to date.

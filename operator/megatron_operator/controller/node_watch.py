@@ -11,7 +11,7 @@ from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import NODES, ApiClient
 from megatron_operator.controller.collection_watch import CollectionWatch
 from megatron_operator.lifecycle.maintenance import maintenance_sign
-from megatron_operator.lifecycle.node_state import NodeStatus, node_state, with_signs
+from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, Taint, node_state, with_signs
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -52,6 +52,13 @@ class NodeWatch(CollectionWatch[NodeStatus]):
         nodes = self._kept or {}
         signs = {node: maintenance_sign(node, rules) for node in set(nodes.values())}
         return {name: sign for name, node in nodes.items() if (sign := signs[node]) is not None}
+
+    def taints(self) -> frozenset[Taint]:
+        """Those of the ready nodes that keep pods away; none before the first list."""
+        statuses = set((self._kept or {}).values())
+        return frozenset(
+            taint for each in statuses if each.state is NodeState.READY for taint in each.blocking
+        )
 
     def _keep(self, obj: Object) -> NodeStatus:
         """The node's state, conditions and taints; not since when, so that healthy nodes are equal."""

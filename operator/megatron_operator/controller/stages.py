@@ -22,6 +22,7 @@ from megatron_operator.lifecycle.children import (
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.forced_deletion import force_delete
+from megatron_operator.lifecycle.job_placement import is_placed_otherwise, with_platform_field
 from megatron_operator.lifecycle.job_status import set_prepared, set_starting, set_succeeded, set_trained
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
@@ -183,6 +184,10 @@ class Stages:
         if (obstacle := batch_job_obstacle(status, existing)) is not None:
             return set_stage_obstacle(status, stage, obstacle), []
         state = stage_state(stage, existing, body, status.generation, edited=edited)
+        pods = await pods_of_role(self._api, status, stage.role)
+        waits = state in (StageState.QUEUED, StageState.RUNNING)
+        if waits and is_placed_otherwise(existing, body, pods):
+            state = StageState.OUTDATED
         if state in (StageState.OUTDATED, StageState.DELETING):
             if state is StageState.OUTDATED:
                 await self._api.delete(BATCH_JOBS, existing)
@@ -192,18 +197,24 @@ class Stages:
             message = f"the previous {stage.noun} job is being deleted"
             status.set_condition(stage.condition, False, stage.running, message)
             return Requeue(SOON, message), []
-        pods = await pods_of_role(self._api, status, stage.role)
         if state is StageState.COMPLETE:
             return None, pods
         if state is StageState.FAILED:
             self._poller.forget(status.key)
             set_stage_failed(status, stage, existing, pods)
             return Requeue(LATER, stage.failed), pods
-        await self._wait_for(status, stage, existing, pods, queued=state is StageState.QUEUED)
+        await self._wait_for(status, stage, existing, body, pods, queued=state is StageState.QUEUED)
         return Requeue(LATER, stage.running), pods
 
     async def _wait_for(
-        self, status: StatusBuilder, stage: Stage, job: Object, pods: list[Object], *, queued: bool
+        self,
+        status: StatusBuilder,
+        stage: Stage,
+        job: Object,
+        body: Object,
+        pods: list[Object],
+        *,
+        queued: bool,
     ) -> None:
         # The Job creates no other pod before this one has ended.
         nodes = await self._nodes.of(pods, status.now)
@@ -218,6 +229,8 @@ class Stages:
             return
         name = job["metadata"]["name"]
         obstacle = diagnose(pods, [], name)
+        if obstacle is not None:
+            obstacle = with_platform_field(obstacle, body, pods, self._nodes.taints())
         if obstacle is None and stage is PREPARATION and checks_data(pods, self._poller.reading(status.key)):
             status.set(phase=Phase.CHECKING)
             message = f"job {name} checks the data against the run"

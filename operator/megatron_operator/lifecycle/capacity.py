@@ -10,7 +10,13 @@ from typing import Any, Final
 from megatron_operator.api import quantity
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state, ready_condition
+from megatron_operator.lifecycle.node_state import (
+    BLOCKING_EFFECTS,
+    NodeState,
+    node_of,
+    node_state,
+    ready_condition,
+)
 from megatron_operator.lifecycle.topology_domains import (
     Domain,
     domains_of,
@@ -35,7 +41,6 @@ A gang that fits is bound within minutes. One that is not has a reason that is n
 volume or a quota, and would keep an elastic run small for as long as it waits.
 """
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 @dataclass(slots=True)
@@ -270,7 +275,7 @@ def _fitting(
     fits = {}
     for node in nodes:
         name = node["metadata"]["name"]
-        if _is_schedulable(node, placement):
+        if is_schedulable(node, placement):
             count = _count(_allocatable(node), used.get(name, {}), requested)
             if count > 0:
                 fits[name] = count
@@ -316,13 +321,14 @@ def _count(allocatable: Amounts, used: Amounts, requested: Amounts) -> int:
     )
 
 
-def _is_schedulable(node: Object, spec: Object) -> bool:
+def is_schedulable(node: Object, spec: Object) -> bool:
+    """Whether a node takes pods of this spec, if it has room: its labels match, its taints are tolerated."""
     if node_state(node) is not NodeState.READY or (node.get("spec") or {}).get("unschedulable"):
         return False
     tolerations = spec.get("tolerations") or []
     for taint in (node.get("spec") or {}).get("taints") or []:
-        blocking = taint.get("effect") in _BLOCKING_EFFECTS
-        if blocking and not any(_tolerates(each, taint) for each in tolerations):
+        blocking = taint.get("effect") in BLOCKING_EFFECTS
+        if blocking and not any(tolerates(each, taint) for each in tolerations):
             return False
     selector = spec.get("nodeSelector") or {}
     labels = node["metadata"].get("labels") or {}
@@ -333,7 +339,8 @@ def _is_schedulable(node: Object, spec: Object) -> bool:
     return not terms or any(_matches(term, labels) for term in terms)
 
 
-def _tolerates(toleration: Object, taint: Object) -> bool:
+def tolerates(toleration: Object, taint: Object) -> bool:
+    """Whether a toleration of a pod matches a taint of a node, both as in their specs."""
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     if toleration.get("operator") == "Exists":

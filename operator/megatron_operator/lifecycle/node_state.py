@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.object_metadata import condition
@@ -18,6 +18,10 @@ STUCK_GRACE: Final = 60.0
 wait for a volume that cannot be unmounted."""
 
 
+BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+"""Effects of taints that keep pods away."""
+
+
 class NodeState(StrEnum):
     """Whether a node's kubelet can end a pod."""
 
@@ -26,6 +30,14 @@ class NodeState(StrEnum):
     UNREACHABLE = "unreachable"
     """The node controller has had no heartbeat of the kubelet for its grace period."""
     GONE = "gone"
+
+
+class Taint(NamedTuple):
+    """A taint of a node, as in its spec."""
+
+    key: str
+    value: str
+    effect: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,8 @@ class NodeStatus:
     """Its conditions but Ready, as `Type=Status`."""
     taints: frozenset[str] = frozenset()
     """Keys of its taints."""
+    blocking: frozenset[Taint] = frozenset()
+    """Those of its taints that keep pods away."""
     devices: frozenset[str] = frozenset()
     """A text for each device of it that is tainted and that the run uses, or did before it moved."""
 
@@ -53,6 +67,11 @@ def with_signs(status: NodeStatus, node: Mapping[str, Any]) -> NodeStatus:
             f"{c.get('type')}={c.get('status')}" for c in conditions if c.get("type") != "Ready"
         ),
         taints=frozenset(str(taint.get("key")) for taint in taints),
+        blocking=frozenset(
+            Taint(str(each.get("key")), str(each.get("value") or ""), str(each.get("effect")))
+            for each in taints
+            if each.get("effect") in BLOCKING_EFFECTS
+        ),
     )
 
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 
+from megatron_operator.api.labels import ANNOTATION_PLACEMENT
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import kueue
 from megatron_operator.manifests.job_backend import LABEL_QUEUE
-from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
+from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.pod import identity, image
 from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 
@@ -43,8 +44,8 @@ class Work:
 def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
     """The Job, with its hash. Raises InvalidRecipeError if there is no trainer image.
 
-    With a Kueue queue it is created suspended, and Kueue resumes it. The hash does not depend on the queue:
-    data that is prepared stays so in another one.
+    With a Kueue queue it is created suspended, and Kueue resumes it. The hash depends neither on the queue
+    nor on the nodes that the platform names: data that is prepared stays so.
     """
     mounts: list[Manifest] = [
         {"name": name, "mountPath": _PATHS[name]} | ({"readOnly": True} if name in work.read_only else {})
@@ -92,7 +93,30 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
             "template": {"metadata": {"labels": owner.labels(work.role)}, "spec": spec},
         },
     }
-    return _queued(with_hash(manifest), resolved)
+    return _queued(_placed(with_hash(manifest), resolved), resolved)
+
+
+def placement(job: Manifest) -> str | None:
+    """Digest of where the platform has the pods of a Job run; None where it sets nothing.
+
+    The Job's template is not compared: Kueue adds labels and tolerations of its flavors.
+    """
+    value = (job["metadata"].get("annotations") or {}).get(ANNOTATION_PLACEMENT)
+    return None if value is None else str(value)
+
+
+def _placed(job: Manifest, resolved: ResolvedRecipe) -> Manifest:
+    jobs = resolved.cpu_jobs
+    fields = {} if jobs is None else {name: value for name, value in jobs.wire().items() if value}
+    if not fields:
+        return job
+    metadata, template = job["metadata"], job["spec"]["template"]
+    annotations = metadata["annotations"] | {ANNOTATION_PLACEMENT: digest(fields)}
+    pods = template | {"spec": template["spec"] | fields}
+    return job | {
+        "metadata": metadata | {"annotations": annotations},
+        "spec": job["spec"] | {"template": pods},
+    }
 
 
 def _queued(job: Manifest, resolved: ResolvedRecipe) -> Manifest:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 from megatron_contract.environment import DATA_DIR
-from megatron_contract.preparation import INDEX_FOLDER
+from megatron_contract.preparation import index_folder
 
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.storage import Storage
@@ -49,7 +49,7 @@ def index_of(owner: Owner, storage: Storage, words: Sequence[str], workers: int 
         return None
     if _can_mount_checkpoints(storage, workers):
         return Index(None, memory)
-    return Index(f"{DATA_DIR}/{INDEX_FOLDER}/{owner.name}", memory)
+    return Index(f"{DATA_DIR}/{index_folder(owner.name, owner.uid)}", memory)
 
 
 def _memory(words: Sequence[str]) -> int:

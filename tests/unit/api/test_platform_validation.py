@@ -138,3 +138,50 @@ def test_a_required_level_is_one_of_the_topology(topology: list[str], message: s
     [(field, found, fix)] = errors_of(topology=topology, requiredTopology="rack")
     assert (field, found) == ("requiredTopology", message)
     assert fix == "add it to topology, nearest first, or require one of its keys"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "field", "message"),
+    [
+        ({"tolerations": [{"effect": "NoSchedule"}]}, "tolerations[0].key", "is not set"),
+        ({"tolerations": [{"key": "a b"}]}, "tolerations[0].key", "invalid label key 'a b'"),
+        (
+            {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+            "tolerations[0].value",
+            "'b' has no effect with operator Exists",
+        ),
+        (
+            {"tolerations": [{"key": "a", "value": "b c"}]},
+            "tolerations[0].value",
+            "invalid label value 'b c'",
+        ),
+        (
+            {"tolerations": [{"key": "a"}, {"key": "a", "effect": "NoSchedule", "tolerationSeconds": 3}]},
+            "tolerations[1].tolerationSeconds",
+            "3 is for effect NoExecute alone",
+        ),
+        ({"nodeSelector": {"a b": "c"}}, "nodeSelector['a b']", "invalid label key 'a b'"),
+        ({"nodeSelector": {"pool": "c d"}}, "nodeSelector.pool", "invalid label value 'c d'"),
+        ({"affinity": {}}, "affinity", "unknown field"),
+    ],
+)
+def test_nodes_of_cpu_jobs_that_the_api_server_would_refuse_are_refused(
+    jobs: Any, field: str, message: str
+) -> None:
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_platform({"cpuJobs": jobs}, "platform.yaml")
+    [error] = caught.value.errors
+    assert (error.field, error.message) == (f"platform.yaml.cpuJobs.{field}", message)
+    assert error.fix
+
+
+def test_tolerations_and_labels_of_cpu_jobs_are_those_of_kubernetes() -> None:
+    tolerations = [
+        {"operator": "Exists"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "pool", "value": "cpu", "effect": "NoExecute", "tolerationSeconds": 60},
+    ]
+    jobs = {"tolerations": tolerations, "nodeSelector": {"node.kubernetes.io/pool": "cpu"}}
+    parsed = parse_platform({"cpuJobs": jobs}, "platform.yaml").cpu_jobs
+    assert parsed is not None
+    assert parsed.wire() == jobs

@@ -140,6 +140,23 @@ def test_nodes_that_take_no_pods_are_not_counted() -> None:
     )
 
 
+def test_nodes_of_which_none_takes_jobs_without_accelerators_are_a_warning_with_the_field() -> None:
+    taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    tainted = replace(COMPLETE, nodes=[each | {"spec": {"taints": [taint]}} for each in COMPLETE.nodes or ()])
+    found = check(tainted, "nodes for CPU Jobs")
+    assert (found.state, found.message) == (
+        "warning",
+        "no node takes pods of the Jobs that prepare data and convert weights; there are taints "
+        "nvidia.com/gpu",
+    )
+    assert "tolerations of cpuJobs" in found.fix
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    tolerated = platform(cpuJobs={"tolerations": [toleration]})
+    elsewhere = platform(cpuJobs={"tolerations": [toleration], "nodeSelector": {"pool": "cpu"}})
+    assert "nodes for CPU Jobs" not in {each.check for each in run_checks(tainted, tolerated)}
+    assert check(tainted, "nodes for CPU Jobs", elsewhere).state == "warning"
+
+
 def test_gpus_without_or_with_an_unknown_label_are_warnings() -> None:
     bare = gpu_node("gpu-0")
     bare["metadata"]["labels"] = {}

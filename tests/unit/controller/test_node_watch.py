@@ -160,3 +160,17 @@ def test_a_run_that_is_gone_is_not_notified() -> None:
     watch.forget(RUN)
     asyncio.run(watch.refresh())
     assert notified == []
+
+
+def test_taints_that_keep_pods_away_are_those_of_ready_nodes() -> None:
+    tainted = node("c", 6)
+    tainted["spec"]["taints"] = [
+        {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+        {"key": "preferred", "effect": "PreferNoSchedule"},
+    ]
+    lost = node("b", 7, taint="lost")
+    lost["status"]["conditions"][0]["status"] = "Unknown"
+    watch, _, _ = watched([event("MODIFIED", tainted), event("MODIFIED", lost)])
+    assert watch.taints() == {("nvidia.com/gpu", "present", "NoSchedule")}
+    client: Any = Nodes()
+    assert NodeWatch(client, lambda _run: None).taints() == frozenset()

@@ -63,6 +63,11 @@ def test_the_run_starts_once_the_other_recipe_has_succeeded(run: Run, contract: 
     assert words[words.index("--pretrained-checkpoint") + 1] == f"/checkpoints/{FIRST}"
 
 
+def test_weights_that_megatron_fsdp_has_saved_are_not_loaded(run: Run, contract: dict[str, str]) -> None:
+    run.api.other_recipes[FIRST] = succeeded(contract | {"parallelism.useMegatronFsdp": "true"})
+    assert "has saved with spec.parallelism.useMegatronFsdp" in why_it_waits(run)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -158,13 +158,13 @@ def test_nodes_are_counted_once_for_all_gangs_of_equal_pods(monkeypatch: pytest.
     seen = cluster(nodes, gangs)
     fits = fitting_pods(seen, template(8), set())
     counted: list[str] = []
-    is_schedulable = capacity._is_schedulable
+    is_schedulable = capacity.is_schedulable
 
     def counting(of: Any, spec: Any) -> bool:
         counted.append(of["metadata"]["name"])
         return is_schedulable(of, spec)
 
-    monkeypatch.setattr(capacity, "_is_schedulable", counting)
+    monkeypatch.setattr(capacity, "is_schedulable", counting)
     assert claimed_by_others(seen, template(8), fits, set(), NOW) == 40
     assert counted == ["a", "b"], "nodes that the run cannot use are not counted"
 

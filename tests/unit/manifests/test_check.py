@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_operator.manifests import build
+from megatron_operator.planner import PlannedRun
 from megatron_trainer.data import check_command
 from megatron_trainer.data.check import parse_needs
 
@@ -105,7 +107,11 @@ def test_random_data_are_not_checked(run: Any) -> None:
     ("change", "mounted", "folder"),
     [
         (None, {"data": "corpus", "checkpoints": "llama3-8b-checkpoints"}, None),
-        (on_one_node, {"data": "corpus"}, "/data/prepared/index/llama3-8b"),
+        (
+            on_one_node,
+            {"data": "corpus"},
+            "/data/prepared/index/llama3-8b.11111111-2222-3333-4444-555555555555",
+        ),
     ],
     ids=["a claim of several nodes", "a new claim of one node"],
 )
@@ -121,6 +127,18 @@ def test_the_index_is_built_where_it_can_be_kept(
     words = container(job)["args"]
     assert claims(job) == mounted
     assert ("--index" in words, folder and value(words, "--index-dir")) == (folder is None, folder)
+
+
+def test_recipes_of_one_name_in_two_namespaces_have_an_index_each(run: Any) -> None:
+    """Their claims may share a file system. A file without a cluster has no UID."""
+
+    def folder(uid: str) -> str:
+        of = run("llama3-8b-64-gpus", on_one_node)
+        job = build(PlannedRun("run", "research", of.resolved, of.plan), uid).check_job
+        return value(container(job)["args"], "--index-dir")
+
+    assert len({folder("first"), folder("second"), folder("")}) == 3
+    assert folder("") == "/data/prepared/index/run"
 
 
 def test_memory_grows_with_the_samples_and_an_index_of_too_many_is_left_to_rank_0(run: Any) -> None:

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.catalog import bridge_support
 from megatron_operator.manifests import convert
 
 RECIPE = "llama3.1-8b-lora-converted"
@@ -126,12 +128,28 @@ def test_experts_that_a_file_holds_in_one_tensor_are_counted_together() -> None:
         num_experts=128,
         moe_ffn_hidden_size=2880,
         ffn_hidden_size=2880,
-        quick_geglu=True,
     )
-    found = convert.memory_needed(model, merges=False)
+    found = convert.memory_needed(model, merges=False, joins_experts=True)
     assert found == convert.LIBRARIES + 2 * convert.COPIES * 2 * 128 * 2880 * 2880
-    one_by_one = convert.memory_needed(model.model_copy(update={"quick_geglu": None}), merges=False)
+    one_by_one = convert.memory_needed(model, merges=False, joins_experts=False)
     assert one_by_one == convert.LIBRARIES + 2 * convert.COPIES * 201088 * 2880
+
+
+@pytest.mark.parametrize(
+    ("recipe", "joined"),
+    [
+        ("gemma4-vl-26b-lora", True),
+        ("gpt-oss-120b-lora", True),
+        ("qwen3-vl-235b-a22b-lora", True),
+        ("qwen3.5-vl-397b-a17b-lora", True),
+        ("qwen3-30b-a3b-lora", False),
+        ("glm4.5-air-lora", False),
+    ],
+)
+def test_whether_files_join_experts_is_known_by_the_models_architecture(recipe: str, joined: bool) -> None:
+    (layout, *_) = catalog.load().get(recipe).layouts
+    assert layout.function is not None
+    assert bridge_support.joins_experts(layout.function) == joined
 
 
 def test_a_refusal_of_the_converter_is_final_and_an_eviction_is_not_counted(run: Any) -> None:

@@ -8,6 +8,7 @@ from megatron_operator.planner.automatic_flags import automatic_flags
 
 HOPPER, BLACKWELL, CPU = "llama3-8b-64-gpus", "llama3.1-8b-queued", "tiny-gpt"
 TENSOR = {"parallelism": {"tensorModelParallelSize": 2, "contextParallelSize": 1}}
+TENSOR_FSDP = {"parallelism": {"tensorModelParallelSize": 2, "useMegatronFsdp": True}}
 DATA_ONLY = {"parallelism": {"tensorModelParallelSize": 1, "contextParallelSize": 1}}
 MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
 
@@ -31,9 +32,13 @@ def on_hardware(run: Any, name: str, **change: Any) -> dict[str, str]:
         (HOPPER, DATA_ONLY, "32"),
         (BLACKWELL, {}, "32"),
         (BLACKWELL, {"parallelism": {"tensorModelParallelSize": 2}}, "32"),
+        (HOPPER, TENSOR_FSDP, "32"),
         (CPU, {}, None),
     ],
-    ids=["tensor parallel on Hopper", "data parallel on Hopper", "Blackwell", "TP on Blackwell", "no GPU"],
+    ids=[
+        *("tensor parallel on Hopper", "data parallel on Hopper", "Blackwell", "TP on Blackwell"),
+        *("FSDP and TP on Hopper", "no GPU"),
+    ],
 )
 def test_one_cuda_connection_only_where_megatron_asserts_it(
     run: Any, recipe: str, change: dict[str, Any], expected: str | None

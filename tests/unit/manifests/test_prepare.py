@@ -56,6 +56,8 @@ def test_a_new_volume_of_one_node_is_not_bound_where_the_job_runs(run: Any) -> N
 
     job = run("tiny-gpt", existing_data).build().prepare_job
     [container] = job["spec"]["template"]["spec"]["containers"]
-    assert value(container["args"], "--index-dir") == "/data/prepared/index/tiny-gpt"
+    assert value(container["args"], "--index-dir") == (
+        "/data/prepared/index/tiny-gpt.11111111-2222-3333-4444-555555555555"
+    )
     assert value(index_arguments(job), "--data-cache-path") == "/checkpoints/tiny-gpt/data-cache"
     assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["data", "tmp"]

@@ -1,29 +1,24 @@
 """Checks datasets that were prepared elsewhere (`data.blend`) against a run, before any accelerator is taken.
 
-The largest id of a file is kept on the data volume, where that can be written, so that each file is read
+What is found in a file is kept on the data volume, where that can be written, so that each file is read
 once: an edited recipe, and another one with the same dataset, read only what has changed.
 """
 
-import contextlib
-import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from megatron_contract.environment import DATA_DIR
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.data import check, megatron_tokenizer
+from megatron_trainer.data import check, checked_ids, megatron_tokenizer
 from megatron_trainer.data.check_meter import CheckMeter
 from megatron_trainer.data.indexed_files import IndexedFiles, extremes, read_header
 from megatron_trainer.data.log import log
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import value_of
-from megatron_trainer.data.shards import temporary
 from megatron_trainer.volume_paths import left_volume
 
 _MODEL: Final = "data.tokenizer.tokenizerModel"
@@ -145,19 +140,19 @@ def _check_ids(files: Sequence[IndexedFiles], limit: Limit | None, known: Path, 
     if limit is None:
         log("no size of a vocabulary is known: token ids are not checked")
         return True
-    unread = [each for each in files if _known(each, known) is None and not _fits(each, limit)]
+    unread = [each for each in files if not _fits(each, limit) and checked_ids.find(each, known) is None]
     meter.begin(sum(each.bytes for each in unread))
     for each in files:
         if _fits(each, limit):
             continue
-        found = _known(each, known)
+        found = checked_ids.find(each, known)
         if found is None:
-            before = _version(each)
+            before = checked_ids.version(each.ids_file)
             found = extremes(each, meter.step)
-            if _version(each) != before:
+            if checked_ids.version(each.ids_file) != before:
                 problem = f"{each.ids_file} changed while it was checked"
                 raise each.entry.refuse("path", f"{problem}; wait until it is complete, then edit the recipe")
-            _keep(each, known, found)
+            checked_ids.keep(each, known, found)
         _check_extremes(each, found, limit)
     return bool(unread)
 
@@ -181,33 +176,3 @@ def _check_extremes(files: IndexedFiles, found: tuple[int, int], limit: Limit) -
         problem = f"model.vocabSize is {limit.ids:,}"
         fix = f"set model.vocabSize: {largest + 1}, or prepare it with the model's tokenizer"
     raise files.entry.refuse("path", f"{files.ids_file} has token id {largest:,}, and {problem}; {fix}")
-
-
-def _version(files: IndexedFiles) -> list[int]:
-    status = files.ids_file.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _known_file(files: IndexedFiles, folder: Path) -> Path:
-    words = [str(files.ids_file), str(files.dtype), *_version(files)]
-    return folder / f"{hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]}.json"
-
-
-def _known(files: IndexedFiles, folder: Path) -> tuple[int, int] | None:
-    """The smallest and the largest id of a file that is as it was when it was checked."""
-    try:
-        found: Any = json.loads(_known_file(files, folder).read_text(encoding="utf-8"))
-        smallest, largest = found["ids"]
-        return int(smallest), int(largest)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _keep(files: IndexedFiles, folder: Path, found: tuple[int, int]) -> None:
-    """Keep what is known of a file, where the volume can be written."""
-    with contextlib.suppress(OSError):
-        target = _known_file(files, folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = temporary(target)
-        part.write_text(json.dumps({"file": os.fspath(files.ids_file), "ids": found}), encoding="utf-8")
-        part.replace(target)

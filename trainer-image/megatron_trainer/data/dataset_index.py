@@ -26,6 +26,7 @@ from megatron_trainer.data.prepare_options import value_of
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.platform import cpu
 from megatron_trainer.volume_paths import left_volume
+from megatron_trainer.worker.prepared_index import UNFINISHED
 
 # No part of the index depends on it.
 _MODEL = [
@@ -36,7 +37,6 @@ _SEQUENCE = "--seq-length"
 _CACHE = "--data-cache-path"
 _INTO = "--into"
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
-_UNFINISHED = ".unfinished-"
 
 
 class IndexFlagsError(TrainerError):
@@ -62,10 +62,11 @@ def build(flags: Sequence[str], into: Path | None = None) -> int:
     if problem := left_volume(cache):
         raise IndexFlagsError(f"{_CACHE}: {problem}")
     cache.mkdir(parents=True, exist_ok=True)
-    for leftover in cache.glob(f"{_UNFINISHED}*"):
+    for leftover in cache.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    unfinished = cache / f"{_UNFINISHED}{os.getpid()}"
-    unfinished.mkdir()
+    unfinished = cache / f"{UNFINISHED}{os.getpid()}"
+    # The Job of another run may just have removed a folder whose files were not used (unused_files.py).
+    unfinished.mkdir(parents=True)
     try:
         words, _ = cpu.adapt([*_MODEL, _value(flags, _SEQUENCE), *flags, _CACHE, str(unfinished)])
         _build_all(words)

@@ -32,6 +32,7 @@ from megatron_contract.termination import TerminationMessage
 from megatron_trainer.data.log import log
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import PrepareOptions, parse_options, split_flags
+from megatron_trainer.data.unused_files import remove_unused
 from megatron_trainer.secret_values import name_secret_variables, scrub
 from megatron_trainer.volume_paths import left_volume
 
@@ -287,6 +288,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Prepare the corpus and exit with a code of the contract, with the result on the termination log."""
     signal.signal(signal.SIGTERM, terminate)
     name_secret_variables()
+    remove_unused()
     code, message, result = _run(sys.argv[1:] if argv is None else argv)
     message = scrub(message)
     log(f"{REASONS[code]} (exit {int(code)}): {message}")

@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from megatron_contract.environment import DATA_DIR
-from megatron_contract.preparation import INDEX_FOLDER
+from megatron_contract.environment import DATA_DIR, ENV_RUN_ID
+from megatron_contract.preparation import index_folder
 
 from megatron_trainer.volume_paths import left_volume
 
-_NAME: Final = re.compile(r"[0-9a-f]{8,128}-[A-Za-z]+-[a-z]+-[a-z_]+\.(npy|txt)")
+INDEX_FILE: Final = re.compile(r"[0-9a-f]{8,128}-[A-Za-z]+-[a-z]+-[a-z_]+\.(npy|txt)")
+"""Names of the files of an index."""
+UNFINISHED: Final = ".unfinished-"
+"""How the name of the folder begins in which an index is built, beside the one that is complete."""
 
 
 def folder_of(cache: Path) -> Path:
-    """Return the folder on the data volume for a run whose index is in `cache`, below its own folder."""
-    return Path(DATA_DIR) / INDEX_FOLDER / cache.parent.name
+    """Return the folder on the data volume for this run, whose index is in `cache`, below its own folder."""
+    return Path(DATA_DIR) / index_folder(cache.parent.name, os.environ.get(ENV_RUN_ID, ""))
 
 
 def take(cache: Path, folder: Path | None = None) -> int:
@@ -39,7 +42,12 @@ def take(cache: Path, folder: Path | None = None) -> int:
         cache.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir()):
             target = cache / path.name
-            if not _NAME.fullmatch(path.name) or path.is_symlink() or not path.is_file() or target.exists():
+            if (
+                not INDEX_FILE.fullmatch(path.name)
+                or path.is_symlink()
+                or not path.is_file()
+                or target.exists()
+            ):
                 continue
             part = cache / f".{path.name}.{socket.gethostname()}.{os.getpid()}"
             try:
