@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from testkit.weights.families import Family, by_name, write_model
+from testkit.weights.loading import load, load_adapters
 
 _UNSHARDED = (
     *("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1"),
@@ -61,7 +62,7 @@ def prove(family: Family, folder: Path, dtype: str = "float32") -> Proof:
     with cpu_model.one_process(), torch.no_grad():
         bridge = cpu_model.make_bridge(read)
         megatron = cpu_model.make_model(bridge, dtype)
-        checkpoint.load(checkpoint.find(imported, "--from"), megatron)
+        load(checkpoint.find(imported, "--from"), megatron)
         found = megatron(ids, torch.arange(32)[None], None).double()
         expected = model(ids).logits.double()
     conversion.export_weights(imported, exported, None, meters[1])
@@ -111,7 +112,6 @@ def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, flo
     Returns the largest absolute differences of logits, in float32, by what is compared.
     """
     import torch
-    from megatron_trainer.weights import adapters as lora
     from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
 
     ids = (torch.arange(32) * 7 % 250)[None]
@@ -122,7 +122,7 @@ def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, flo
         weights = conversion.weights_of(bridge, model, folder)
         for name, tensor in checkpoint.tensors(model):
             tensor.copy_(weights(name))
-        lora.load(model, checkpoint.find(adapters, "--from"))
+        load_adapters(checkpoint.find(adapters, "--from"), model)
         found = model(ids, torch.arange(32)[None], None)
         differences = {}
         for name, path in (("merged", exported), ("unmerged", source)):
@@ -142,7 +142,7 @@ def trained_logits(run: Path, exported: Path) -> dict[str, float]:
     folder = huggingface_folder.read(exported, "--base", weights=True)
     with cpu_model.one_process(), torch.no_grad():
         model = cpu_model.make_model(cpu_model.make_bridge(folder), "float32")
-        checkpoint.load(checkpoint.find(run, "--from"), model)
+        load(checkpoint.find(run, "--from"), model)
         found = model(ids, torch.arange(32)[None], None)
         return {"difference": float((found - _reference(exported)(ids).logits).abs().max())}
 
@@ -167,7 +167,7 @@ def logits_of_run(words: list[str], run: Path, exported: Path) -> dict[str, floa
     with cpu_model.one_process(), torch.no_grad():
         groups = ProcessGroupCollection.use_mpu_process_groups()
         model = GPTModelBuilder(gpt.model_config(args)).build_model(groups).eval()
-        checkpoint.load(checkpoint.find(run, "--from"), model)
+        load(checkpoint.find(run, "--from"), model)
         found = model(ids, torch.arange(32)[None], None)
         expected = _reference(exported)(ids).logits
     found = found[..., : expected.shape[-1]]
@@ -197,7 +197,7 @@ def prove_padded(folder: Path) -> bool:
     with cpu_model.one_process(), torch.no_grad():
         bridge = cpu_model.make_bridge(read)
         model = cpu_model.make_model(bridge, "float32")
-        checkpoint.load(checkpoint.find(imported, "--from"), model)
+        load(checkpoint.find(imported, "--from"), model)
         with mock.patch.object(cpu_model, "make_provider", provider):
             larger = cpu_model.make_model(bridge, "float32")
             values = dict(checkpoint.tensors(larger))
@@ -229,7 +229,7 @@ def prove_written(name: str, folder: Path) -> bool:
     filesystem_async._results_queue = queue.SimpleQueue()
     with cpu_model.one_process(), torch.no_grad():
         model = cpu_model.make_model(cpu_model.make_bridge(read), read.dtype)
-        checkpoint.load(checkpoint.find(imported, "--from"), model)
+        load(checkpoint.find(imported, "--from"), model)
         filled.mkdir()
         dist_checkpointing.save(checkpoint.state(model), str(filled), content_metadata=checkpoint.CONTENT)
     written = [

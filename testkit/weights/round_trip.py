@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testkit.weights.loading import load, load_adapters
+
 type Compare = Callable[[Path, Path, Path], dict[str, Any]]
 """Compares a checkpoint (the last path) with a folder of transformers (the second), beside the base model."""
 
@@ -50,7 +52,7 @@ def loaded(base: Path, directory: Path) -> Any:
         weights = conversion.weights_of(bridge, megatron, read)
         for name, tensor in checkpoint.tensors(megatron):
             tensor.copy_(weights(name))
-        adapters.load(megatron, directory)
+        load_adapters(directory, megatron)
     else:
-        checkpoint.load(directory, megatron)
+        load(directory, megatron)
     return megatron

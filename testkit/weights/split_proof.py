@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from testkit.weights.families import Family, by_name, write_model
+from testkit.weights.loading import load
 
 _RANKS = 2
 _ATTENTION = "decoder.layers.1.self_attention.linear_qkv.weight"
@@ -108,7 +109,7 @@ def _compute(folder: Path, rank: int) -> None:
     with _ranks(rank, folder), mock.patch.object(cpu_model, "make_provider", split):
         bridge = cpu_model.make_bridge(huggingface_folder.read(folder / _SOURCE, "", weights=True))
         model = cpu_model.make_model(bridge, "float32")
-        checkpoint.load(checkpoint.find(folder / _IMPORTED, ""), model)
+        load(checkpoint.find(folder / _IMPORTED, ""), model)
         logits = model(_ids(), torch.arange(32)[None], None)
         logits.square().sum().backward()
         gradient = dict(model.named_parameters())[_ATTENTION].grad

@@ -69,6 +69,10 @@ class WarmConverter:
         """Prove a family of testkit.nemotron, as round_trip.prove does."""
         return self._prove("nemotron", name, folder)
 
+    def prove_packed(self, name: str, folder: Path) -> dict[str, float]:
+        """Compare packed samples of a family with the same ones alone, as packed_proof.prove_packed does."""
+        return self._prove("packed", name, folder)
+
     def _prove(self, kind: str, name: str, folder: Path) -> dict[str, Any]:
         result = folder / "proof.json"
         ended = self._request(kind, [name, str(folder), str(result)], folder / "log")
@@ -113,6 +117,15 @@ class WarmConverter:
         result = log.with_suffix(".peak")
         ended = self._request("peak", [str(result), *(str(word) for word in argv)], log)
         assert ended.code == 0, ended.output
+        return int(result.read_text())
+
+    def write_adapters(self, imported: Path, run: Path, rank: int) -> int:
+        """Write random adapters beside an import, as large_adapters.write does; returns their bytes."""
+        result = run.with_suffix(".bytes")
+        ended = self._request(
+            "adapters", [str(imported), str(run), str(rank), str(result)], Path(f"{run}.log")
+        )
+        assert ended.code == 0, ended.output[-2000:]
         return int(result.read_text())
 
     def merged_logits(self, adapters: Path, source: Path, exported: Path, result: Path) -> dict[str, float]:
@@ -212,6 +225,13 @@ def _prove_split(argv: list[str]) -> None:
     Path(argv[1]).write_text(json.dumps(prove_split(Path(argv[0]))))
 
 
+def _prove_packed(argv: list[str]) -> None:
+    from testkit.weights.packed_proof import prove_packed
+
+    name, folder, result = argv
+    Path(result).write_text(json.dumps(prove_packed(name, Path(folder))))
+
+
 def _peak(argv: list[str]) -> None:
     before = _kibibytes("VmRSS")
     # The peak begins again at what is in memory now.
@@ -220,6 +240,12 @@ def _peak(argv: list[str]) -> None:
         _convert(argv[1:])
     finally:
         Path(argv[0]).write_text(str((_kibibytes("VmHWM") - before) << 10))
+
+
+def _write_adapters(argv: list[str]) -> None:
+    from testkit.weights.large_adapters import write
+
+    Path(argv[3]).write_text(str(write(Path(argv[0]), Path(argv[1]), int(argv[2]))))
 
 
 def _kibibytes(field: str) -> int:
@@ -262,7 +288,9 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "nemotron run": partial(_prove_media_run, "nemotron"),
     "written": _prove_written,
     "split": _prove_split,
+    "packed": _prove_packed,
     "peak": _peak,
+    "adapters": _write_adapters,
     "logits": _compare_logits,
     "trained": _compare_trained,
     "own loop": _compare_run,

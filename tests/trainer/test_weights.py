@@ -12,7 +12,7 @@ from megatron_trainer.weights.audit import AUDIT_FILE
 from megatron_trainer.weights.tensors import records
 from safetensors.torch import load_file, save_file
 
-from testkit.weights.large import write_llama
+from testkit.weights.large import write_experts, write_llama
 from testkit.weights.warm import WarmConverter
 
 CLOSE = 1e-6
@@ -227,6 +227,38 @@ def test_conversions_hold_some_tensors_in_memory_and_not_the_model(
         "audit of the import": ("audit", "--from", source, "--to", imported),
         "audit of the export": ("audit", "--from", imported, "--to", exported),
         "audit of two folders": ("audit", "--from", source, "--to", exported),
+    }
+    peaks = {name: converter.peak(*words, log=tmp_path / "log") / size for name, words in commands.items()}
+    assert max(peaks.values()) < 0.4, peaks
+
+
+def test_adapters_are_merged_one_after_the_other(converter: WarmConverter, tmp_path: Path) -> None:
+    source, imported, run = (tmp_path / name for name in ("source", "imported", "run"))
+    write_llama(source, hidden=512, layers=40)
+    assert converter.convert("import", "--from", source, "--to", imported, log=tmp_path / "log").code == 0
+    size = converter.write_adapters(imported, run, 384)
+    words = ("export", "--from", run, "--to", tmp_path / "exported", "--base", source)
+    assert size == 300 << 20
+    assert converter.peak(*words, log=tmp_path / "log") / size < 0.4
+
+
+def test_experts_that_share_a_tensor_take_the_memory_of_their_layer(
+    converter: WarmConverter, tmp_path: Path
+) -> None:
+    source, imported = tmp_path / "source", tmp_path / "imported"
+    size = write_experts(
+        source,
+        hidden=512,
+        layers=16,
+        vocabulary=256,
+        experts=8,
+        width=1024,
+        file_bytes=100 << 20,
+        joined=True,
+    )
+    commands = {
+        "import": ("import", "--from", source, "--to", imported),
+        "export": ("export", "--from", imported, "--to", tmp_path / "exported"),
     }
     peaks = {name: converter.peak(*words, log=tmp_path / "log") / size for name, words in commands.items()}
     assert max(peaks.values()) < 0.4, peaks

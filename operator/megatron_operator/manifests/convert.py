@@ -159,28 +159,22 @@ def image_errors(resolved: ResolvedRecipe) -> list[FieldError]:
 def request(resolved: ResolvedRecipe) -> Manifest:
     """The container's `resources`."""
     merges = resolved.export is not None and bool(resolved.export.merge)
-    needed = memory_needed(resolved.model, merges=merges)
+    needed = memory_needed(resolved.model, merges=merges, joins_experts=resolved.joins_experts)
     return {"requests": {"cpu": CPU, "memory": quantity.memory(Fraction(needed))}}
 
 
-def memory_needed(model: ModelSpec, *, merges: bool) -> int:
-    """Bytes that a conversion needs: copies of the model's largest tensor, not the model."""
+def memory_needed(model: ModelSpec, *, merges: bool, joins_experts: bool) -> int:
+    """Bytes that a conversion needs: copies of the model's largest tensor, not the model.
+
+    `make bench-weights` measures it. `joins_experts`: files may have one tensor for a matrix of all experts.
+    """
     hidden = model.hidden_size or 0
     matrix = 2 * (model.ffn_hidden_size or 4 * hidden) * hidden
-    held = COPIES * max((model.vocab_size or 0) * hidden, matrix, _grouped_experts(model))
+    experts = 2 * (model.num_experts or 0) * (model.moe_ffn_hidden_size or 0) * hidden if joins_experts else 0
+    held = COPIES * max((model.vocab_size or 0) * hidden, matrix, experts)
     if merges:
         held = max(held, COPIES_MERGED * matrix)
     return LIBRARIES + BYTES_PER_PARAMETER * held
-
-
-def _grouped_experts(model: ModelSpec) -> int:
-    """Parameters of a tensor that holds a matrix of all experts of a layer; 0 if each has its own.
-
-    Of the models that convert, the files of GPT-OSS have such tensors; it alone has `quickGeglu`.
-    """
-    if not model.quick_geglu:
-        return 0
-    return 2 * (model.num_experts or 0) * (model.moe_ffn_hidden_size or 0) * (model.hidden_size or 0)
 
 
 def _job(

@@ -1,5 +1,7 @@
 """LoRA adapters that Megatron-Bridge trained, merged into the weights that they belong to."""
 
+import ctypes
+import mmap
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +16,10 @@ from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.tensors import TensorSource
 
 _ITERATION: Final = re.compile(r"iter_\d{7,}")
+_MMAP_THRESHOLD: Final = -3
+"""M_MMAP_THRESHOLD of mallopt(3)."""
+_SMALL: Final = 128 << 10
+"""Bytes from which on a block of memory is returned to the kernel when it is freed: glibc's default."""
 
 
 def present(directory: Path) -> bool:
@@ -57,33 +63,56 @@ def _is_of_a_run(folder: Path) -> bool:
     return selection.read_tracker(folder) not in (None, selection.RELEASE)
 
 
-def load(model: Any, directory: Path) -> Any:
-    """Put the adapters of a checkpoint beside the weights of `model`; returns Bridge's LoRA.
+def place(model: Any, directory: Path) -> Any:
+    """Build the adapters of a checkpoint beside the weights of `model`; returns Bridge's LoRA.
 
-    Raises ConversionError unless they are LoRA and fit the model.
+    They have no values, and their memory is never touched. Raises ConversionError unless they are LoRA.
     """
     try:
         lora = saved_lora.read(directory)
     except AdaptersError as error:
         raise ConversionError(str(error)) from error
+    # glibc raises this threshold by itself, and keeps what is freed of smaller blocks.
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _SMALL)
+    build = lora.transform
+
+    # Bridge passes what the signature names.
+    def build_empty(module: Any, name: str | None = None, prefix: str | None = None) -> Any:
+        built = build(module, name, prefix)
+        for parameter in built.adapter.parameters() if hasattr(built, "adapter") else ():
+            parameter.data = _reserved(parameter.data)
+        return built
+
+    lora.transform = build_empty
     lora([model], training=False)
-    checkpoint.load(directory, model, keep=checkpoint.ADAPTER)
     return lora
+
+
+def _reserved(tensor: Any) -> Any:
+    """Return a tensor of the same shape and dtype in memory that is not taken before it is written.
+
+    That of `torch.empty` may be what a tensor left that was freed, such as another adapter.
+    """
+    import torch
+
+    memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 def merged(model: Any, weights: TensorSource, directory: Path) -> tuple[TensorSource, dict[str, Any]]:
     """Return `weights` with the adapters of a checkpoint added, and what is merged, for the audit.
 
-    `model` gives the adapters their places; of its memory only theirs is used. The products are computed in
-    float32 and rounded once. Raises ConversionError unless they are LoRA.
+    `model` gives the adapters their places; its memory is never touched. Each adapter is read for its weight.
+    The products are computed in float32 and rounded once. Raises ConversionError unless they are LoRA and fit
+    the model.
     """
     from megatron.bridge.peft.lora_layers import LoRALinear
 
-    lora = load(model, directory)
+    lora = place(model, directory)
+    adapter = checkpoint.source(directory, model, keep=checkpoint.ADAPTER)
     adapted = {}
     for name, module in model.named_modules():
         if isinstance(module, LoRALinear):
-            module.adapter.float()
             adapted[f"{name}.weight"] = module
         elif hasattr(module, "adapter"):
             raise ConversionError(f"{directory}: the adapter of {name} is a {type(module).__name__}")
@@ -92,12 +121,21 @@ def merged(model: Any, weights: TensorSource, directory: Path) -> tuple[TensorSo
         weight = weights(name)
         if name not in adapted:
             return weight
-        module = adapted[name]
-        base = module.to_wrap.weight
-        unused, base.data = base.data, weight.float()
+        module, prefix = adapted[name], f"{name.removesuffix('.weight')}{checkpoint.ADAPTER}"
+        values = {
+            module.to_wrap.weight: weight.float(),
+            **{
+                parameter: adapter(prefix + part).float()
+                for part, parameter in module.adapter.named_parameters()
+            },
+        }
+        unused = {parameter: parameter.data for parameter in values}
         try:
+            for parameter, value in values.items():
+                parameter.data = value
             return module.weight.detach().to(weight.dtype)
         finally:
-            base.data = unused
+            for parameter, memory in unused.items():
+                parameter.data = memory
 
     return source, {"merged": {"rank": lora.dim, "alpha": lora.alpha, "tensors": sorted(adapted)}}

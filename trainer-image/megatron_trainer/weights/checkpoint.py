@@ -9,6 +9,7 @@ from typing import Any
 
 from megatron_trainer.checkpoints import selection
 from megatron_trainer.checkpoints.selection import RELEASE, TRACKER
+from megatron_trainer.flags import FSDP_FORMAT
 from megatron_trainer.weights import cpu_model
 from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.tensors import TensorSource, name_of
@@ -86,6 +87,8 @@ def find(folder: Path, flag: str) -> Path:
             )
         found = folder / (RELEASE if text == RELEASE else f"iter_{int(text):07}")
     if reason := selection.why_incomplete(found):
+        if selection.why_incomplete(found, FSDP_FORMAT) is None:
+            reason += f" (of a run with Megatron FSDP it is one in {FSDP_FORMAT}, which is not converted)"
         raise ConversionError(
             f"{flag} {found} is not a complete checkpoint in the format torch_dist: {reason}; give a folder "
             f"with {TRACKER}, or one of its iterations"
@@ -125,36 +128,23 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def load(directory: Path, model: Any, *, keep: str | None = None) -> None:
-    """Load a checkpoint's tensors into the model; with `keep` only those whose name contains it.
-
-    Raises ConversionError for tensors that only one of the two has, and for damaged files.
-    """
-    from megatron.core import dist_checkpointing
-
-    wanted = _sharded(directory, model, keep)
-    try:
-        loaded = dist_checkpointing.load({"model": wanted}, str(directory))["model"]
-    except Exception as error:
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ConversionError(f"{directory} cannot be read: {text}") from error
-    _, unexpected = model.load_state_dict(loaded, strict=False)
-    if unexpected:
-        raise ConversionError(f"{directory} has tensors that the model lacks: {', '.join(unexpected[:5])}")
-
-
-def source(directory: Path, model: Any) -> TensorSource:
+def source(directory: Path, model: Any, *, keep: str | None = None) -> TensorSource:
     """Return what reads the model's tensors from a checkpoint, one at a time; the model is not touched.
 
-    Raises ConversionError for tensors that only one of the two has, and for damaged files.
+    With `keep` those alone whose name contains it. Raises ConversionError for tensors that only one of the
+    two has, and for damaged files.
     """
     from megatron_trainer.weights.checkpoint_reader import CheckpointTensors
 
-    return CheckpointTensors(directory, tensors(model), _sharded(directory, model))
+    kept = ((name, tensor) for name, tensor in tensors(model) if keep is None or keep in name)
+    return CheckpointTensors(directory, kept, sharded(directory, model, keep))
 
 
-def _sharded(directory: Path, model: Any, keep: str | None = None) -> dict[str, Any]:
-    """Return the model's sharded state dict without extra state. Raises ConversionError if they differ."""
+def sharded(directory: Path, model: Any, keep: str | None = None) -> dict[str, Any]:
+    """Return the model's sharded state dict without extra state; with `keep` as in `source`.
+
+    Raises ConversionError if the checkpoint has others.
+    """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories

@@ -1,7 +1,6 @@
 """The tensors of a Megatron model, made of those of a Hugging Face folder one at a time."""
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +9,6 @@ import torch
 from megatron_trainer.weights import checkpoint
 from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
-
-_GROUPS = 4
-"""Tensors of a layer that hold all its experts: weights and biases of their two matrices."""
 
 
 class FolderTensors:
@@ -31,7 +27,9 @@ class FolderTensors:
         with self._refused():
             tasks = self._bridge.build_conversion_tasks(bridge.hf_pretrained, [model])
         self._tasks = {task.param_name: task for task in tasks if task and task.megatron_module is not None}
-        self._groups: OrderedDict[str, Any] = OrderedDict()
+        self._layer = ""
+        self._groups: dict[str, Any] = {}
+        """Of that layer, the tensors that hold all its experts."""
         needed = [name for name, tensor in self._tensors.items() if tensor.is_floating_point()]
         if absent := [name for name in needed if name not in self._tasks]:
             raise ConversionError(
@@ -46,7 +44,7 @@ class FolderTensors:
         if task is None:
             return model
         with self._refused(), torch.no_grad():
-            value = task.mapping.hf_to_megatron(self._weights(task.mapping), task.megatron_module)
+            value = task.mapping.hf_to_megatron(self._weights(name, task.mapping), task.megatron_module)
         if value.shape != model.shape:
             raise ConversionError(
                 f"{self._misfit} {name} would have shape {list(value.shape)} instead of {list(model.shape)}"
@@ -55,14 +53,14 @@ class FolderTensors:
             raise ConversionError(f"{self._misfit} {name} would have values that are not numbers")
         return value.to(model.dtype)
 
-    def _weights(self, mapping: Any) -> Any:
-        """Read what a mapping needs; experts that share a tensor share what was read of it."""
+    def _weights(self, name: str, mapping: Any) -> Any:
+        """Read what a mapping needs; experts of a layer that share a tensor share what was read of it."""
         if not getattr(mapping, "is_grouped_export", False):
             return self._bridge.maybe_modify_loaded_hf_weight(mapping.hf_param, self._state)
-        key = str(mapping.hf_param)
+        layer, key = name.partition(".experts.")[0], str(mapping.hf_param)
+        if layer != self._layer:
+            self._layer, self._groups = layer, {}
         if key not in self._groups:
-            while len(self._groups) >= _GROUPS:
-                self._groups.popitem(last=False)
             self._groups[key] = self._bridge.maybe_modify_loaded_hf_weight(mapping.hf_param, self._state)
         return self._groups[key]
 
