@@ -108,7 +108,7 @@ bench-prepare: setup-trainer ## Compare megatron-prepare with Megatron's preproc
 	@$(PY) -m bench.prepare $(BENCH)
 
 .PHONY: bench-weights
-bench-weights: setup-bridge ## Measure the memory of megatron-convert; BENCH="--layers 20 --folder FOLDER"
+bench-weights: setup-bridge ## Convert models that are larger than their limit of memory (root); BENCH="--limit 1.75 --folder FOLDER"
 	@.venv-bridge/bin/python -m bench.weights_memory $(BENCH)
 
 .PHONY: bench-gang
@@ -203,13 +203,15 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	@MEGATRON_BRIDGE_TRAINING=1 $(PY) -m pytest -q tests/bridge/test_training.py
 	@MEGATRON_BRIDGE_TRAINING=1 .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge.py \
 	  tests/trainer/test_bridge_families.py tests/trainer/test_bridge_pretraining.py \
-	  tests/trainer/test_bridge_layouts.py tests/trainer/test_bridge_starts.py tests/trainer/test_check_root.py \
+	  tests/trainer/test_bridge_layouts.py tests/trainer/test_bridge_split_sequences.py \
+	  tests/trainer/test_bridge_starts.py tests/trainer/test_check_root.py \
 	  tests/trainer/test_weights.py \
 	  tests/trainer/test_chats.py tests/trainer/test_sample_blend.py tests/trainer/test_own_loop_conversions.py \
 	  tests/trainer/test_hub_weights.py \
 	  tests/trainer/test_image_text.py tests/trainer/test_frozen_parts.py tests/trainer/test_sound_text.py \
 	  tests/trainer/test_omni.py tests/trainer/test_nemotron_media.py tests/trainer/test_step_layers.py \
-	  tests/trainer/test_diffusion.py
+	  tests/trainer/test_packing.py tests/trainer/test_packed_attention.py tests/trainer/test_packed_chats.py \
+	  tests/trainer/test_packed_training.py tests/trainer/test_diffusion.py
 
 .PHONY: bridge-recipes
 bridge-recipes: setup-bridge ## Train a small model of every function that starts by Megatron-Bridge, on one rank (minutes)

@@ -35,7 +35,7 @@ class Case:
 _TP: dict[str, int | bool] = {"tensorModelParallelSize": 2}
 _PP: dict[str, int | bool] = {"pipelineModelParallelSize": 2}
 _EP: dict[str, int | bool] = {"expertModelParallelSize": 2}
-# Functions with experts at TP above 1 set it; a CPU has no norm that splits sequences.
+# Functions with experts at TP above 1 set it; these layouts are without.
 _EP_ONLY: dict[str, int | bool] = {**_EP, "sequenceParallel": False}
 _TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP_ONLY: dict[str, int | bool] = {**_PP, "tensorModelParallelSize": 1, "sequenceParallel": False}

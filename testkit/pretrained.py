@@ -64,7 +64,7 @@ _TP: dict[str, int | bool] = {"tensorModelParallelSize": 2, "pipelineModelParall
 _TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP: dict[str, int | bool] = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 2}
 _PP_ONLY: dict[str, int | bool] = {**_PP, "expertModelParallelSize": 1, "sequenceParallel": False}
-# A CPU has no norm that splits sequences, and experts at TP above 1 need it.
+# Experts at TP above 1 need sequence parallelism, which few families were tried with on CPUs.
 _EP: dict[str, int | bool] = {
     **{"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "sequenceParallel": False},
     **{"expertModelParallelSize": 2, "expertTensorParallelSize": 1},

@@ -23,6 +23,8 @@ BLEND: Final = "dataset.blend"
 """true: the samples of several sources in `dataset.dataset_root` are read by their weights."""
 PACKED_FOLDER: Final = "dataset.packed_folder"
 """Folder for packed samples, which Bridge writes when the run starts; without it samples are padded."""
+MAX_EPOCHS: Final = "dataset.max_epochs"
+"""How often a run may read a packed sequence; without it, or without PACKED_FOLDER, any number."""
 PEFT_SCHEME: Final = "peft.scheme"
 """`lora` or `dora`: the argument `peft_scheme` of the recipe function."""
 
@@ -31,8 +33,8 @@ PEFT_SCHEME: Final = "peft.scheme"
 class BridgeRun:
     """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
 
-    BLEND, CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME and SOUND_TEXT are not in
-    a ConfigContainer; the trainer reads them.
+    BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME and SOUND_TEXT
+    are not in a ConfigContainer; the trainer reads them.
     """
 
     function: str

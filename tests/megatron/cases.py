@@ -66,6 +66,12 @@ PLANNED: dict[str, dict[str, Any]] = {
         "accelerator": {"type": "a100-80", "count": 16},
         "parallelism": {"recomputeGranularity": "full", "recomputeMethod": "block", "recomputeNumLayers": 4},
     },
+    "fully sharded": {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 64},
+        "parallelism": {"useMegatronFsdp": True},
+        "recovery": {"elastic": {"minCount": 32}},
+    },
     "interleaved stages": {
         "recipe": "gpt3-175b",
         "accelerator": {"type": "h100-sxm", "count": 128},

@@ -69,6 +69,10 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
 """Destination, or a prefix of several -> the argument without which Megatron does not use the value."""
 
 
+DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+"""What Megatron makes of a value -> the value."""
+
+
 def flags(words: list[str]) -> list[list[str]]:
     """The words, each flag with its values."""
     grouped: list[list[str]] = []
@@ -90,6 +94,8 @@ def altered(megatron: Megatron, words: list[str], started: Started) -> list[str]
     for flag, *_ in flags(words):
         dest = megatron.dest(flag)
         given, used = started.parsed[dest], getattr(started.args, dest, "removed")
+        if dest.endswith("_dtype"):
+            used = DTYPES.get(str(used), used)
         if used != given and [used] != given and str(used) != str(given):
             found.append(f"{flag}: given {given}, used {used}")
     return found

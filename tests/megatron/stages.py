@@ -118,6 +118,8 @@ class Megatron:
         """
         global_vars.unset_global_variables()
         os.environ["WORLD_SIZE"], os.environ["RANK"] = str(world_size), str(rank)
+        # As the operator sets it.
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32" if "--use-megatron-fsdp" in words else "1"
         words = [self._tokenizers.get(word, word) for word in words]
         captured = io.StringIO()
         with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):

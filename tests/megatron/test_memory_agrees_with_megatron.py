@@ -127,11 +127,15 @@ def arguments(megatron: Megatron, name: str) -> argparse.Namespace:
 
 
 def of_equal_stages(name: str) -> bool:
-    """Megatron's estimate takes the stages to be alike: a dense layer is a small part of the first."""
+    """Megatron's estimate takes the stages to be alike: a dense layer is a small part of the first.
+
+    It does not know of FSDP.
+    """
     planned, kinds = case(name).plan, workload(name).shape.kinds
     dense = sum(kind.feed_forward == "dense" for kind in kinds)
     few = dense == len(kinds) or dense / planned.stage_layers[0] - dense / len(kinds) < 1 / 16
-    return len(set(planned.stage_layers)) == 1 and few and not case(name).resolved.model.mtp_num_layers
+    known = not case(name).resolved.model.mtp_num_layers and not planned.use_megatron_fsdp
+    return len(set(planned.stage_layers)) == 1 and few and known
 
 
 def kept_as_megatron_counts(name: str) -> bool:

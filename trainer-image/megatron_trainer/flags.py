@@ -10,6 +10,9 @@ from megatron_trainer.errors import TrainerError
 DATA_CACHE = "data-cache"
 BRIDGE_FORMAT = "bridge"
 """Of checkpoints: torch_dist, with files that Megatron-Bridge writes after the shards."""
+MEGATRON_FSDP = "--use-megatron-fsdp"
+FSDP_FORMAT = "fsdp_dtensor"
+"""Of its checkpoints, which torch's own writer saves: they have no metadata.json."""
 _DATA_FLAGS = {"--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path"}
 
 
@@ -81,6 +84,12 @@ def _non_persistent_dir(args: argparse.Namespace) -> Path | None:
     return args.non_persistent_global_ckpt_dir or (save / "non_persistent" if save else None)
 
 
+_NOT_WITH_FSDP = {
+    "--async-save": "the asynchronous writer of Megatron Core 0.19.2 does not take its checkpoints",
+    "--non-persistent-ckpt-type": "Megatron Core 0.19.2 loads these checkpoints as torch_dist",
+    "--num-experts": "Megatron Core 0.19.2 accumulates the gradients of experts wrongly",
+}
+
 # With these a first start takes only weights from --load; a restart must take everything from --save.
 _FRESH_START = {"--finetune", "--no-load-optim", "--no-load-rng"}
 
@@ -107,10 +116,15 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
       --async-strategy mcore, with --async-save: Megatron's own writer. That of NVRx, its default, is not
         watched here, and Megatron would wait for a dead one.
 
-    Raises FlagError as `read` does, and for another --async-strategy.
+    Raises FlagError as `read` does, for another --async-strategy, and for what Megatron FSDP cannot save or
+    load.
     """
     given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
     flags = read(argv)
+    if MEGATRON_FSDP in given and (unsaved := sorted(given & _NOT_WITH_FSDP.keys())):
+        raise FlagError(
+            f"{unsaved[0]} with {MEGATRON_FSDP}: {_NOT_WITH_FSDP[unsaved[0]]}; leave one of them out"
+        )
     added: list[str] = []
     if flags.save is not None:
         if flags.load is None:

@@ -15,6 +15,7 @@ _TODAY: Final = {
     "parallelism.contextParallelSize": "contextModelParallelSize contextParallel cpSize cp",
     "parallelism.expertModelParallelSize": "expertParallelSize expertParallel epSize ep",
     "parallelism.useDistributedOptimizer": "distributedOptimizer zeroStage zero useZero",
+    "parallelism.useMegatronFsdp": "fsdp useFsdp megatronFsdp fullyShardedDataParallel useCustomFsdp",
     "parallelism.overlapGradReduce": "dpCommOverlap overlapGradientReduction",
     "parallelism.ddpBucketSize": "dpCommOverlapBucketSize bucketSize gradReduceBucketSize",
     "parallelism.recomputeGranularity": (
@@ -76,7 +77,7 @@ _TODAY: Final = {
     "peft.alpha": "loraAlpha",
     "peft.dropout": "loraDropout",
     "peft.targetModules": "loraTargetModules",
-    "init.from.megatron.path": "pretrainedCheckpoint restoreFromPath",
+    "init.from.megatron.path": "pretrainedCheckpoint restoreFromPath finetune",
     "init.modelFolder": "hfPath hfModelId",
     "checkpoint.saveInterval": "checkpointInterval saveSteps saveEvery",
     "checkpoint.keep": "saveTotalLimit maxToKeep keepLast keepCheckpoints",
@@ -110,6 +111,10 @@ _NOT_NEEDED: Final = {
 }
 
 _VALUES: Final[Mapping[tuple[str, str], str]] = {
+    ("env", "dict_type"): (
+        "write names with their values, for example {LOG_LEVEL: info}; those of Secrets, ConfigMaps and"
+        " fields of the pod go below spec.envValueFrom"
+    ),
     ("blend", "list_type"): "write a list, for example [{path: web_text_document, weight: 0.7}]",
     ("stepBatchSizeSchedule", "string_type"): (
         "write tokens:batch pairs in one string, for example 0:384 200B:768 400B:1152"

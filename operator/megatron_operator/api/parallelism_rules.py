@@ -33,6 +33,21 @@ PARALLELISM: Final[tuple[Rule, ...]] = (
     ),
     rule(
         "spec.parallelism",
+        "useMegatronFsdp",
+        ~is_true("useMegatronFsdp") | ~is_false("useDistributedOptimizer"),
+        "needs useDistributedOptimizer, which is false",
+        "set useDistributedOptimizer: true, or leave it out",
+    ),
+    rule(
+        "spec.parallelism",
+        "useMegatronFsdp",
+        ~is_true("useMegatronFsdp")
+        | (field("pipelineModelParallelSize", 1).equals(1) & field("contextParallelSize", 1).equals(1)),
+        "shards over data-parallel ranks, without pipeline stages and split sequences",
+        "leave pipelineModelParallelSize and contextParallelSize out, or useMegatronFsdp",
+    ),
+    rule(
+        "spec.parallelism",
         "overlapParamGather",
         ~is_true("overlapParamGather") | ~is_false("overlapGradReduce"),
         "needs overlapGradReduce, which is false",

@@ -177,11 +177,12 @@ class DataSpec(ApiModel):
     examples: Literal["questionAndAnswer", "chat"] | None = None
     """Lines of `datasetRoot`: `input` and `output` (default), or chats. The loss is that of the answers."""
     packing: bool | None = None
-    """Samples of `datasetRoot` share sequences of `seqLength`; attention keeps them apart. GPUs only."""
+    """Samples of `datasetRoot`, or chats and documents of `sources`, share sequences of `seqLength`;
+    attention keeps them apart."""
     max_epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """How often a run may read a document of `sources` (default 1) or of `blend` (any number), or a line of
-    `datasetRoot` (any number), where lines are counted, not packed sequences. Above it the preparation or
-    the check fails."""
+    `datasetRoot` (any number); with `packing` a packed sequence. Above it the preparation, the check or
+    the run fails."""
     check: bool | None = None
     """`false`: a run on `blend` or `datasetRoot` starts without the Job that checks them and builds the index
     of the samples."""

@@ -238,9 +238,9 @@ _DATA = (
     rule(
         "spec.data",
         "packing",
-        ~is_set("packing") | is_set("datasetRoot"),
-        "has no effect without datasetRoot",
-        "leave it out, or set datasetRoot; what is prepared of data.sources is not packed",
+        ~is_set("packing") | is_set("datasetRoot") | is_set("sources"),
+        "has no effect without datasetRoot or sources",
+        "leave it out, or set datasetRoot or sources",
     ),
     rule(
         "spec.data",

@@ -113,6 +113,8 @@ class Plan(ApiModel):
     """Transformer layers of each pipeline stage."""
     use_distributed_optimizer: bool
     """Whether each data-parallel rank holds a part of the optimizer's states."""
+    use_megatron_fsdp: bool | None = None
+    """Whether it holds a part of the weights and gradients alone too (Megatron FSDP)."""
     overlap_grad_reduce: bool
     """Whether gradients are reduced during the backward pass."""
     overlap_param_gather: bool

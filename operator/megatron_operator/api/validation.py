@@ -204,6 +204,11 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
     """The error in words of the API, with the fix for what other releases took there."""
     found = _in_words(model, error, at)
     fix = fix_for_value(str(error["loc"][-1]), error["type"]) if error["loc"] else None
+    if error["loc"][:-1] == ("env",) and isinstance(error["input"], Mapping):
+        fix = (
+            "set a string; a value of a Secret, a ConfigMap or a field of the pod goes below"
+            " spec.envValueFrom"
+        )
     if "targetModules" in error["loc"]:
         fix = fix_for_layer(error["input"])
     return replace(found, fix=fix) if fix and model is MegatronRecipeSpec else found

@@ -124,7 +124,9 @@ def _warm_up_fix(asked: TrainingSpec, function: PublishedLayout) -> str:
     length = given or (None if asked.train_tokens else function.training.train_iters)
     if asked.lr_warmup_fraction is None or length is None:
         return "set training.lrWarmupIters"
-    return f"set training.lrWarmupIters ({round(asked.lr_warmup_fraction * length):,} of {length:,})"
+    # A short run rounds a fraction to none; a warm-up ends before the run does.
+    warm_up = min(max(1, round(asked.lr_warmup_fraction * length)), length - 1)
+    return f"set training.lrWarmupIters ({warm_up:,} of {length:,})"
 
 
 def _decay_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:

@@ -17,12 +17,10 @@ _DATA: Final = frozenset(
 _LEAVE: Final = "leave it out"
 
 
-def refused_settings(
-    spec: MegatronRecipeSpec, entry: Entry, recipes: Collection[str]
-) -> Iterator[FieldError]:
+def refused_settings(spec: MegatronRecipeSpec, entry: Entry, tuned: Collection[str]) -> Iterator[FieldError]:
     """Errors of settings that a function does not take which pretrains.
 
-    `recipes`: names of the catalog, among which the one that imports and exports weights may be.
+    `tuned`: recipes that fine-tune models of the family, which import and export weights.
 
     Those that no function takes: `fine_tuning.refused_settings`.
     """
@@ -30,7 +28,7 @@ def refused_settings(
     if model is not None:
         starts = "from random weights, or from a checkpoint of Megatron-Bridge"
         message = f"is not imported: {entry.name} starts {starts}"
-        fix = f"set init.from.recipe or init.from.megatron.path, {_fix(entry, recipes)}"
+        fix = f"set init.from.recipe or init.from.megatron.path, {_fix(entry, tuned)}"
         yield FieldError(f"spec.{model.field}", message, fix)
     if spec.init is not None and spec.init.model_folder is not None and not reads_model_folder(entry):
         message = f"has no effect: the function of {entry.name} has the architecture itself"
@@ -39,7 +37,7 @@ def refused_settings(
     if spec.export is not None:
         result = "pretrained by Megatron-Bridge, and its result is a checkpoint of Megatron"
         message = f"is not available: {entry.name} is {result}"
-        yield FieldError("spec.export", message, _fix(entry, recipes))
+        yield FieldError("spec.export", message, _fix(entry, tuned))
     asked: dict[str, Any] = spec.data.wire() if spec.data else {}
     for leaf in sorted(asked.keys() - _DATA):
         fix = "set data.sources, data.blend, or data.mockData: true"
@@ -55,12 +53,17 @@ def refused_settings(
         yield FieldError("spec.data.prepare.source", message, "set data.sources, with format: text")
 
 
-def _fix(entry: Entry, recipes: Collection[str]) -> str:
-    """The recipe that imports weights of the same model, and exports them."""
-    tuned = f"{entry.name}-sft"
-    if tuned in recipes:
-        return f"{_LEAVE}, or set recipe: {tuned}"
-    return f"{_LEAVE}, or choose a recipe of mode sft or lora (megatron recipes list)"
+def _fix(entry: Entry, tuned: Collection[str]) -> str:
+    """The recipe that imports weights of the same model, and exports them; or those of the family."""
+    of_model = f"{entry.name}-sft"
+    if of_model in tuned:
+        return f"leave it out, or set recipe: {of_model}"
+    if tuned:
+        return (
+            "leave it out, or choose a recipe of mode sft or lora"
+            f" (megatron recipes list --family {entry.family})"
+        )
+    return _LEAVE
 
 
 def reads_model_folder(entry: Entry) -> bool:

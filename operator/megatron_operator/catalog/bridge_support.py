@@ -190,6 +190,25 @@ KEEP_SEQUENCES_WHOLE: Final = frozenset(
 embeddings, and EXAONE 4.5's not those of multi-token prediction."""
 
 
+SPLIT_ON_CPUS: Final = frozenset(
+    {
+        *("LlamaForCausalLM", "DeciLMForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Exaone4ForCausalLM", "Glm4MoeForCausalLM"),
+        "Qwen3MoeForCausalLM",
+    }
+)
+"""Those with sequence parallelism on CPUs: at TP 2 a small model had the gradients of one rank."""
+
+
+JOIN_EXPERTS: Final = frozenset(
+    {
+        *("Gemma4ForConditionalGeneration", "GptOssForCausalLM", "Qwen3VLMoeForConditionalGeneration"),
+        *("Qwen3_5MoeForConditionalGeneration", "Step3p7ForConditionalGeneration"),
+    }
+)
+"""Those whose files may have tensors that hold a matrix of all experts of a layer each."""
+
+
 NORMALIZED_WHOLE: Final = frozenset({"MiniMaxM2ForCausalLM", "OlmoeForCausalLM"})
 """Those whose norms of queries and keys are over all heads, which cannot be split over ranks: each rank
 builds all of the norm (`OLMoESelfAttention`), or sums squares over ranks and not their gradients
@@ -259,6 +278,16 @@ def has_sequence_parallelism(function: str) -> bool:
     """
     whole = architecture(function) in KEEP_SEQUENCES_WHOLE or function.startswith("gemma4_vl_31b_")
     return not whole and not reads_latents(function)
+
+
+def splits_sequences_on_cpus(function: str) -> bool:
+    """Whether a function's model takes sequence parallelism on CPUs too."""
+    return architecture(function) in SPLIT_ON_CPUS and has_sequence_parallelism(function)
+
+
+def joins_experts(function: str) -> bool:
+    """Whether files of a function's model may have one tensor for a matrix of all experts of a layer."""
+    return architecture(function) in JOIN_EXPERTS
 
 
 def aligns_projector(function: str) -> bool:

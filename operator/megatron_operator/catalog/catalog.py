@@ -24,6 +24,7 @@ DATA_DIR: Final = Path(__file__).with_name("data")
 LIST_COMMAND: Final = "megatron recipes"
 
 _INHERITED: Final = ("engine", "modes", "plannedOnly")
+_TUNED: Final = ("-sft", "-lora")
 
 
 class Catalog:
@@ -72,6 +73,12 @@ class Catalog:
     def names(self) -> list[str]:
         """Names of all entries, sorted, without aliases."""
         return sorted(name for name, source in self._sources.items() if not source.template)
+
+    def tuned(self, family: str) -> list[str]:
+        """Names of the entries of a family that fine-tune, which end with their mode."""
+        return [
+            name for name in self.names() if self._sources[name].family == family and name.endswith(_TUNED)
+        ]
 
     def functions(self) -> dict[str, str]:
         """Name of each Megatron-Bridge function -> its entry."""

@@ -1,7 +1,7 @@
 """What a recipe converts: weights that are imported before it, and its result after it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -18,11 +18,16 @@ BASE: Final = "spec.export.huggingFace.base"
 _ONE_CHECKPOINT: Final = re.compile(r"iter_\d+$")
 
 
-def conversion_errors(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[FieldError]:
-    """Errors of `init.from.huggingFace` and `export` of a recipe that the operator starts."""
+def conversion_errors(
+    spec: MegatronRecipeSpec, entry: Entry | None, tuned: Collection[str]
+) -> Iterator[FieldError]:
+    """Errors of `init.from.huggingFace` and `export` of a recipe that the operator starts.
+
+    `tuned`: recipes that fine-tune models of its family.
+    """
     own_loop = entry is None or entry.engine == "megatron"
     if entry is not None and own_loop:
-        yield from _architecture_errors(spec, entry)
+        yield from _architecture_errors(spec, entry, tuned)
     mounted = [CHECKPOINT_DIR]
     if spec.data is not None and spec.data.volume is not None:
         mounted.append(DATA_DIR)
@@ -43,15 +48,20 @@ def conversion_errors(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator
     yield from _base_errors(spec, spec.export, mounted, own_loop=own_loop)
 
 
-def _architecture_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
+def _architecture_errors(
+    spec: MegatronRecipeSpec, entry: Entry, tuned: Collection[str]
+) -> Iterator[FieldError]:
     shared = bool(entry.model.moe_shared_expert_intermediate_size)
     reason = bridge_support.conversion_obstacle(entry.family, shared_experts=shared)
     source = spec.init.source.hugging_face if spec.init and spec.init.source else None
     field_of_source = f"spec.{source.field}" if source else ""
+    fix = "leave it out; docs/weights.md lists the families whose weights Megatron's own loop takes"
+    if f"{entry.name}-sft" in tuned:
+        fix = f"leave it out, or set recipe: {entry.name}-sft, which Megatron-Bridge trains"
     for field, value in ((field_of_source, source), ("spec.export", spec.export)):
         if value and reason:
             message = f"weights of {entry.name} are not converted: {reason}"
-            yield FieldError(field, message, "leave it out; docs/weights.md lists what converts")
+            yield FieldError(field, message, fix)
 
 
 def _folder_errors(field: str, path: str, mounted: list[str], why: str) -> Iterator[FieldError]:

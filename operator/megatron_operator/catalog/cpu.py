@@ -13,12 +13,12 @@ _UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
     "training.fp4Format": "FP4 needs Transformer Engine and Blackwell",
     _AWARE: "it needs Transformer Engine's optimizer",
-    "parallelism.sequenceParallel": "Megatron's own LayerNorm does not support it",
     "parallelism.tpCommOverlap": "it needs Transformer Engine",
     _LATENT: "it needs Transformer Engine",
     _ZERO_CENTRED: "it needs Apex or Transformer Engine",
 }
-_OF_FUNCTIONS: Final = (_AWARE, "parallelism.sequenceParallel", "parallelism.tpCommOverlap")
+_OF_FUNCTIONS: Final = (_AWARE, "parallelism.tpCommOverlap")
+_SEQUENCES: Final = "parallelism.sequenceParallel"
 _CONTEXT: Final = "parallelism.contextParallelSize"
 _REPLACED_KERNELS: Final = {
     "model.moeGroupedGemm": False,
@@ -31,14 +31,25 @@ _REPLACED_KERNELS: Final = {
 
 
 def adapt_to_cpu(
-    merged: Sections, found: Diagnostics, *, by_bridge: bool = False, splits_sequences: bool = False
+    merged: Sections,
+    found: Diagnostics,
+    *,
+    by_bridge: bool = False,
+    splits_sequences: bool = False,
+    splits_norms: bool = True,
 ) -> None:
     """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting.
 
     `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention and zero-centred norms on
     a CPU. What its function sets and a CPU lacks is left out. `splits_sequences`: attention splits sequences
-    over ranks without Transformer Engine.
+    over ranks without Transformer Engine; `splits_norms`: norms do, over tensor-parallel ranks.
     """
+    if by_bridge and not found.is_set_by_user(_SEQUENCES):
+        # The plan has it where experts require it.
+        merged["parallelism"].pop("sequenceParallel", None)
+    if _at(merged, _SEQUENCES) and not splits_norms:
+        message = "is not supported on platform cpu: no small model of this architecture was trained with it"
+        found.error(f"spec.{_SEQUENCES}", message, _LEAVE)
     for path in _OF_FUNCTIONS if by_bridge else ():
         if _at(merged, path) and not found.is_set_by_user(path):
             section, leaf = path.split(".")

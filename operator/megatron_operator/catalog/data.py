@@ -116,7 +116,6 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
             "GPT2BPETokenizer downloads gpt2 from the model hub even with vocabFile and mergeFile; without"
             " internet access in the pods use HuggingFaceTokenizer with a directory on the data volume"
         )
-    _note_hub_name(data.get("tokenizer") or {}, found)
     set_split(data, found)
     _check(data, found)
 
@@ -138,15 +137,6 @@ def _unchecked_errors(data: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError("spec.data.check", f"has no effect {why}", "leave it out")
     if data.get("maxEpochs") is not None and (data.get("mockData") or not data.get("sources")):
         yield FieldError("spec.data.maxEpochs", f"has no effect {why}", fix)
-
-
-def _note_hub_name(tokenizer: Mapping[str, Any], found: Diagnostics) -> None:
-    kind, model = tokenizer.get("tokenizerType"), tokenizer.get("tokenizerModel")
-    if kind == PREPARED_TOKENIZER["tokenizerType"] and model is not None and not model.startswith("/"):
-        found.note(
-            f"data.tokenizer.tokenizerModel {shown(model)} is a name on the model hub, which trainers do not"
-            ' ask unless env has HF_HUB_OFFLINE: "0"; else the image must have it in its cache'
-        )
 
 
 def _complete_sources(data: dict[str, Any], found: Diagnostics) -> None:

@@ -234,6 +234,12 @@ class Entry(ApiModel):
         return bridge_support.has_sequence_parallelism(function)
 
     @property
+    def splits_norms_on_cpus(self) -> bool:
+        """Whether its model takes sequence parallelism on CPUs."""
+        function = next((x.function for x in self.layouts if x.function), "")
+        return self.engine == "megatron" or bridge_support.splits_sequences_on_cpus(function)
+
+    @property
     def splits_sequences(self) -> bool:
         """Whether Megatron-Bridge may split its sequences over context-parallel ranks."""
         return self.engine == "bridge" and any(layout.splits_sequences for layout in self.layouts)

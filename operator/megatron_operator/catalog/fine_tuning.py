@@ -23,6 +23,7 @@ from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_pretraining, chats, latents
+from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.bridge_pretraining import TOKENIZER
 from megatron_operator.catalog.bridge_support import Media
 from megatron_operator.catalog.data import set_split
@@ -41,10 +42,11 @@ _TOKENIZER_MODEL: Final = "data.tokenizer.tokenizerModel"
 
 
 def refused_settings(
-    spec: MegatronRecipeSpec, entry: Entry | None, recipes: Collection[str]
+    spec: MegatronRecipeSpec, entry: Entry | None, tuned: Collection[str]
 ) -> Iterator[FieldError]:
-    """Errors of settings that the engine of a recipe does not take; `recipes` are the catalog's.
+    """Errors of settings that the engine of a recipe does not take.
 
+    `tuned`: recipes that fine-tune models of its family.
     `training` and `parallelism` of engine `bridge`: `bridge_functions.unsupported_setting_errors`.
     """
     if entry is not None and entry.engine == "bridge":
@@ -54,7 +56,7 @@ def refused_settings(
             if entry.reads_latents:
                 yield from latents.refused_settings(spec, entry)
             elif not entry.fine_tunes:
-                yield from bridge_pretraining.refused_settings(spec, entry, recipes)
+                yield from bridge_pretraining.refused_settings(spec, entry, tuned)
             else:
                 yield from _data_errors(spec, media=entry.media)
             if spec.peft is not None and entry.modes[0] != "lora":
@@ -267,18 +269,36 @@ def _refuse_dora(peft: PeftSpec, entry: Entry, found: Diagnostics) -> None:
             found.error("spec.peft.targetModules", message, f"set {others}, or type lora")
 
 
+def _not_apart_on_cpus(model: Architecture) -> str:
+    """The layers of a model that take packed samples on GPUs alone; empty if there are none.
+
+    Attention of all other layers is `megatron_trainer.bridge.packed_attention` on CPUs.
+    """
+    kinds = {
+        "state-space layers": "M" in (model.hybrid_layer_pattern or ""),
+        "gated delta nets": model.linear_attention_freq is not None,
+        "indexers of sparse attention": model.dsa_indexer_topk is not None,
+    }
+    return next((kind for kind, has in kinds.items() if has), "")
+
+
 def packing_errors(
     spec: MegatronRecipeSpec, entry: Entry | None, profile: AcceleratorProfile
 ) -> Iterator[FieldError]:
-    """Errors of packed samples where nothing keeps them apart."""
+    """Errors of packed samples where nothing keeps them apart, or that have weights."""
     if spec.data is None or not spec.data.packing:
         return
-    if profile.platform == "cpu":
-        message = "true needs Transformer Engine's attention, which keeps packed samples apart on a GPU only"
-        yield FieldError("spec.data.packing", message, _LEAVE)
-    elif entry is not None and entry.model.csa_compress_ratios is not None:
+    if entry is not None and entry.model.csa_compress_ratios is not None:
         message = "true, but attention with csaCompressRatios does not keep packed samples apart"
         yield FieldError("spec.data.packing", message, _LEAVE)
+    elif entry is not None and profile.platform == "cpu" and (layers := _not_apart_on_cpus(entry.model)):
+        message = f"true, but on CPUs the {layers} of {entry.name} do not keep packed samples apart"
+        yield FieldError("spec.data.packing", message, _LEAVE)
+    for number, source in enumerate(spec.data.sources or ()):
+        if source.weight != 1.0:
+            at = f"spec.data.sources[{number}].weight"
+            message = f"{source.weight:g} with data.packing: an epoch has every packed sequence once"
+            yield FieldError(at, message, "leave it out, or set packing: false")
     micro = spec.training.micro_batch_size if spec.training else None
     if micro is not None and micro > 1:
         message = f"{micro} packed sequences of a micro batch are not read by Megatron-Bridge"

@@ -45,6 +45,7 @@ _LAYOUT_DEPENDS_ON: Final = {
             "accountForEmbeddingInPipelineSplit",
             "accountForLossInPipelineSplit",
             "pipelineModelParallelLayout",
+            "useMegatronFsdp",
         }
     ),
 }

@@ -97,7 +97,8 @@ def resolve_for_planning(
     found.extend(service_account_errors(spec.service_account_name, platform))
     found.extend(queue_errors(spec.scheduling.queue, platform))
     found.extend(_repeated_variables(spec))
-    found.extend(fine_tuning.refused_settings(spec, entry, catalog.names()))
+    tuned = catalog.tuned(entry.family) if entry is not None else []
+    found.extend(fine_tuning.refused_settings(spec, entry, tuned))
     found.extend(frozen.refused_settings(spec, entry))
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
@@ -107,7 +108,7 @@ def resolve_for_planning(
         published = catalog_layers(entry, spec, catalog, profile, accelerator, found)
     merged = _merged(spec, entry, published, profile, accelerator, found)
     if entry is None or entry.converts:
-        found.extend(conversions.conversion_errors(spec, entry))
+        found.extend(conversions.conversion_errors(spec, entry, tuned))
     found.extend(fine_tuning.path_errors(spec, entry, profile))
     found.extend(fine_tuning.packing_errors(spec, entry, profile))
     if spec.init is not None and spec.init.source is not None and spec.init.source.recipe is not None:
@@ -214,14 +215,16 @@ def _complete(
         positions.check_of_bridge(entry, merged, found)
     missing = _missing(merged, entry)
     found.extend(missing)
-    schedule.resolve_length(training, found)
+    by_bridge = entry is not None and entry.engine == "bridge"
+    schedule.resolve_length(training, found, by_bridge=by_bridge)
     schedule.scale_learning_rate(training, published.batch, found)
     if profile.platform == "cpu":
         cpu.adapt_to_cpu(
             merged,
             found,
-            by_bridge=entry is not None and entry.engine == "bridge",
+            by_bridge=by_bridge,
             splits_sequences=entry is not None and entry.splits_sequences,
+            splits_norms=entry is None or entry.splits_norms_on_cpus,
         )
     else:
         _complete_precision(training, found)
@@ -244,6 +247,7 @@ def _pods(
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "networkPolicies": platform.network_policies,
         "hub": platform.hub,
+        "cpuJobs": platform.cpu_jobs,
         "jobBackend": platform.job_backend,
         "gangScheduling": platform.gang_scheduling,
         "recoveryPriorityClassName": platform.recovery_priority_class_name,
@@ -339,7 +343,8 @@ def _checkpoint(
     defaults, volume = platform.checkpoint, spec.volume
     own_loop = entry is None or entry.engine == "megatron"
     large = profile.platform == "gpu" and asked.accelerator.count > _SYNCHRONOUS_UP_TO
-    if spec.async_save is None and own_loop and large:
+    sharded = asked.parallelism is not None and asked.parallelism.use_megatron_fsdp
+    if spec.async_save is None and own_loop and large and not sharded:
         spec = spec.model_copy(update={"async_save": True})
         found.origin("checkpoint.asyncSave", "default")
     if volume is None:

@@ -36,11 +36,12 @@ def largest_batch(training: Mapping[str, Any]) -> int | None:
     return int(batch) if batch is not None else None
 
 
-def resolve_length(training: Training, found: Diagnostics) -> None:
+def resolve_length(training: Training, found: Diagnostics, *, by_bridge: bool) -> None:
     """Keep exactly one of trainIters and trainSamples in `training`, with warm-up and decay in the same unit.
 
     Settings of other layers follow the length: they are converted to its unit, and a decay of the catalog is
-    removed (Megatron's default is the whole run). Errors and notes go to `found`.
+    removed (Megatron's default is the whole run). Errors and notes go to `found`. `by_bridge`: a function of
+    Megatron-Bridge trains, which takes the warm-up as a number alone.
     """
     batch, seq_length = largest_batch(training), training.get("seqLength")
     given = [leaf for leaf in ("trainIters", "trainSamples", "trainTokens") if leaf in training]
@@ -72,7 +73,7 @@ def resolve_length(training: Training, found: Diagnostics) -> None:
             "set trainTokens or trainSamples instead",
         )
     elif _convert_warmup_and_decay(training, unit, given[0], batch, found):
-        _check_warmup(training, unit, found)
+        _check_warmup(training, unit, found, takes_fraction=not by_bridge)
 
 
 def scale_learning_rate(training: Training, entry_batch: int | None, found: Diagnostics) -> None:
@@ -173,7 +174,7 @@ def _unit_name(unit: str, count: int = 2) -> str:
     return ("iteration" if unit == "Iters" else "sample") + ("s" if count > 1 else "")
 
 
-def _check_warmup(training: Training, unit: str, found: Diagnostics) -> None:
+def _check_warmup(training: Training, unit: str, found: Diagnostics, *, takes_fraction: bool) -> None:
     """The warm-up has to end before the decay (Megatron's OptimizerParamScheduler)."""
     leaf = f"lrWarmup{unit}"
     warmup, decay = training.get(leaf, 0), training.get(f"lrDecay{unit}", training[f"train{unit}"])
@@ -183,5 +184,5 @@ def _check_warmup(training: Training, unit: str, found: Diagnostics) -> None:
     found.error(
         f"spec.training.{leaf}",
         f"a warm-up of {warmup:,} {_unit_name(unit)} ({origin}) does not end before the decay of {decay:,}",
-        f"set {leaf} below {decay:,}, or lrWarmupFraction (0.01)",
+        f"set {leaf} below {decay:,}{', or lrWarmupFraction (0.01)' if takes_fraction else ''}",
     )

@@ -22,6 +22,13 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _NAMED_BY: Final = {"jsonl": "key", "parquet": "column", "hf": "column"}
 """Format -> the field that names where its text is."""
 _COMPRESSED: Final = (".gz", ".zst")
+_NOT_DECOMPRESSED: Final = {
+    ".bz2": "compress it with gzip or zstd",
+    ".xz": "compress it with gzip or zstd",
+    ".lz4": "compress it with gzip or zstd",
+    ".zip": "unpack it",
+}
+"""Suffixes that the preparation refuses in any file, with the fix."""
 
 
 def with_formats(
@@ -37,7 +44,10 @@ def with_formats(
     completed = []
     for number, source in enumerate(spec.data.sources):
         kind = source.format or _format_of(source, fine_tunes=fine_tunes)
-        if kind is None:
+        unread = None if kind else _suffix_error(source.path, kind, f"spec.data.sources[{number}]")
+        if unread is not None:
+            errors.append(unread)
+        elif kind is None:
             message = f"is not set, and the suffix of {shown(source.path)} leaves it open"
             fix = "set jsonl, chat, text, parquet, hf or webdataset"
             if fine_tunes:
@@ -108,11 +118,40 @@ def source_errors(source: Mapping[str, Any], at: str, *, media: Media = "") -> l
     elif not path.startswith(f"{DATA_DIR}/"):
         fix = f"copy the files to the data volume, which the pods mount at {DATA_DIR}"
         found.append(FieldError(f"{at}.path", f"{shown(path)} is not on the data volume", fix))
+    if unread := _suffix_error(path, kind, at):
+        found.append(unread)
     for field in ("key", "column"):
         if source.get(field) is not None and _NAMED_BY.get(kind) != field:
             fix = f"use {_NAMED_BY[kind]}" if kind in _NAMED_BY else "leave it out"
             found.append(FieldError(f"{at}.{field}", f"has no effect with format: {kind}", fix))
     return found
+
+
+def _suffix_error(path: str, kind: str | None, at: str) -> FieldError | None:
+    """The error of files whose suffix no reader of the format takes; of a format that is not set, of any."""
+    if kind == "hf":
+        return None
+    name = PurePosixPath(path.lower())
+    suffix, inner = name.suffix, PurePosixPath(name.stem).suffix
+    is_compressed = suffix in _COMPRESSED or suffix in _NOT_DECOMPRESSED
+    if suffix == ".tgz" or (is_compressed and (kind == "webdataset" or inner == ".tar")):
+        fix = "decompress it, and name the .tar files"
+        return FieldError(
+            f"{at}.path", f"{shown(path)} is compressed: samples are read within tar files", fix
+        )
+    if is_compressed and (kind == "parquet" or inner == ".parquet"):
+        fix = "decompress it, and name the .parquet files"
+        return FieldError(
+            f"{at}.path", f"{shown(path)} is compressed as a whole, which no Parquet file is", fix
+        )
+    if suffix in _NOT_DECOMPRESSED:
+        return FieldError(f"{at}.path", f"{shown(path)} is not plain, .gz or .zst", _NOT_DECOMPRESSED[suffix])
+    if suffix == ".parquet" and kind == "chat":
+        fix = "write the conversations as JSON lines (to_json of datasets)"
+        return FieldError(f"{at}.path", f"{shown(path)} is Parquet, and chats are JSON lines", fix)
+    if suffix == ".parquet" and kind in ("jsonl", "text"):
+        return FieldError(f"{at}.format", f"{kind} does not read {shown(path)}", "set parquet")
+    return None
 
 
 def in_object_storage(source: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from megatron_operator.api.hardware import canonical
-from megatron_operator.catalog import Entry, PublishedLayout
+from megatron_operator.catalog import Entry, PublishedLayout, bridge_support
 from megatron_operator.cli.errors import CommandError
 
 
@@ -35,6 +35,12 @@ class Options:
     search: str | None = None
 
 
+def offered_layouts(entry: Entry) -> list[PublishedLayout]:
+    """The published layouts of a recipe without those of functions that start no recipe, if others do."""
+    offered = [x for x in entry.layouts if x.function not in bridge_support.OF_FUNCTION]
+    return offered or list(entry.layouts)
+
+
 def filters(entries: Sequence[Entry], options: Options) -> list[Filter]:
     """The filters of the options that are set."""
     family, mode, engine = options.family, options.mode, options.engine
@@ -49,7 +55,7 @@ def filters(entries: Sequence[Entry], options: Options) -> list[Filter]:
         found.append(Filter(f"--mode {mode}", mode, lambda e: mode in e.modes))
     if engine is not None:
         found.append(Filter(f"--engine {engine}", engine, lambda e: e.engine == engine))
-    layouts = [layout for e in entries for layout in e.layouts]
+    layouts = [layout for e in entries for layout in offered_layouts(e)]
     if gpus is not None:
         counts = tuple(str(count) for count in sorted({x.count for x in layouts}))
         found.append(Filter(f"--gpus {gpus}", str(gpus), layout=lambda x: x.count == gpus, known=counts))
@@ -102,7 +108,7 @@ def _suggestion(each: Filter) -> str:
 def _passes(entry: Entry, chosen: Sequence[Filter]) -> bool:
     layout = [each.layout for each in chosen if each.layout is not None]
     return all(each.keeps(entry) for each in chosen) and (
-        not layout or any(all(has(x) for has in layout) for x in entry.layouts)
+        not layout or any(all(has(x) for has in layout) for x in offered_layouts(entry))
     )
 
 

@@ -69,7 +69,7 @@ def list_recipes(catalog: Path | None, output: str, **options: Any) -> None:
     megatron recipes list -o json | jq -r '.[] | select(.modes[] == "sft") | .name'
     """
     from megatron_operator.cli.planning import load_catalog
-    from megatron_operator.cli.recipe_filters import Options, filters, matching
+    from megatron_operator.cli.recipe_filters import Options, filters, matching, offered_layouts
     from megatron_operator.cli.tables import Column, print_fitting
 
     everything = list(load_catalog(catalog))
@@ -84,7 +84,7 @@ def list_recipes(catalog: Path | None, output: str, **options: Any) -> None:
             e.family,
             e.engine,
             ",".join(e.modes),
-            ", ".join(list(dict.fromkeys(x.title for x in e.layouts))[:1]),
+            ", ".join(list(dict.fromkeys(x.title for x in offered_layouts(e)))[:1]),
             e.description,
         )
         for e in entries
@@ -101,6 +101,8 @@ def list_recipes(catalog: Path | None, output: str, **options: Any) -> None:
 
 
 def _listed(entry: Entry) -> dict[str, object]:
+    from megatron_operator.cli.recipe_filters import offered_layouts
+
     return {
         "name": entry.name,
         "family": entry.family,
@@ -109,7 +111,7 @@ def _listed(entry: Entry) -> dict[str, object]:
         "layouts": [
             {"accelerators": list(x.accelerators), "count": x.count, "source": x.source}
             | ({"function": x.function} if x.function else {})
-            for x in entry.layouts
+            for x in offered_layouts(entry)
         ],
         "source": entry.source,
         "description": entry.description,

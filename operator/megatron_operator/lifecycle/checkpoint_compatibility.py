@@ -52,9 +52,15 @@ DISTRIBUTED: Final = frozenset({"--use-distributed-optimizer", "ddp.use_distribu
 NEXT_CHECKPOINT: Final = "fromNextCheckpoint"
 """Value of RESHARDABLE after `recovery.elastic` was added to a run: what it saved before stays as it is."""
 FULLY_RESHARDABLE: Final = frozenset(
-    {"--dist-ckpt-optim-fully-reshardable", "checkpoint.dist_ckpt_optim_fully_reshardable=true"}
+    {
+        "--dist-ckpt-optim-fully-reshardable",
+        "checkpoint.dist_ckpt_optim_fully_reshardable=true",
+        "--use-megatron-fsdp",
+    }
 )
 """Arguments of both engines by which checkpoints have the optimizer states for any layout."""
+SHARDED: Final = "parallelism.useMegatronFsdp"
+"""The setting by which checkpoints are in Megatron FSDP's format."""
 
 
 def checkpoint_contract(
@@ -78,6 +84,8 @@ def checkpoint_contract(
     if resolved.data.prepare is not None and resolved.data.prepare.tokenizer_vocab_size is not None:
         fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}
+    if plan.use_megatron_fsdp:
+        fixed[SHARDED] = True
     if resolved.freezes_otherwise:
         # The optimizer states are those of the other parts.
         fixed["freeze"] = " ".join(resolved.frozen)

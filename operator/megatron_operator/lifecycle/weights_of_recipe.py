@@ -11,6 +11,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.catalog.fine_tuning import fixes_tensor_parallelism
 from megatron_operator.lifecycle.actions import LATER
+from megatron_operator.lifecycle.checkpoint_compatibility import SHARDED
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.ownership import Obstacle
@@ -57,6 +58,8 @@ def _problem(desired: DesiredState, other: Mapping[str, Any]) -> str | None:
     contract = (status.get("checkpoint") or {}).get("contract")
     if (status.get("checkpoint") or {}).get("iteration") is None or contract is None:
         return "reports no checkpoint; name one that has saved"
+    if SHARDED in contract:
+        return f"has saved with spec.{SHARDED}, whose checkpoints only its own run loads; name one without it"
     return _difference(contract, desired.contract, _ARCHITECTURE, "a model") or _adapters(contract, desired)
 
 

@@ -69,7 +69,7 @@ def _connections(resolved: ResolvedRecipe, plan: Plan) -> str | None:
     """
     split = plan.tensor_model_parallel_size > 1 or plan.context_parallel_size > 1
     generation = _generation(resolved)
-    fsdp = any("fsdp" in flag and value for flag, value in resolved.megatron_args.items())
+    fsdp = plan.use_megatron_fsdp
     if split and generation is not hardware.Generation.BLACKWELL and not fsdp:
         return "1"
     return "32" if generation is not None or fsdp else None

@@ -25,8 +25,7 @@ def function_name(resolved: ResolvedRecipe) -> str:
 def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     """The plan with notes about Megatron-Bridge, which runs it or would."""
     if resolved.starts:
-        seen = "seen on one H200" if resolved.recipe in SEEN_ON_A_GPU else "not seen on GPUs yet"
-        note = f"run by Megatron-Bridge ({function_name(resolved)}); {seen}"
+        note = f"run by Megatron-Bridge ({function_name(resolved)}){_seen(resolved)}"
         return plan.model_copy(
             update={
                 "notes": [
@@ -53,6 +52,15 @@ def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
         note = f"run by Megatron-Bridge ({function_name(resolved)}, of this project), and not started here"
     own = (*_tower_notes(resolved), *diffusion_plan.notes(resolved, plan), *_adapter_notes(resolved, plan))
     return plan.model_copy(update={"notes": [*plan.notes, *own, note]})
+
+
+def _seen(resolved: ResolvedRecipe) -> str:
+    """What was seen of the recipe on GPUs; nothing for a run on CPUs."""
+    if resolved.profile.platform == "cpu":
+        return ""
+    of_dora = resolved.peft is not None and resolved.peft.type == "dora"
+    is_seen = resolved.recipe in SEEN_ON_A_GPU and not of_dora
+    return "; seen on one H200" if is_seen else "; not seen on GPUs yet"
 
 
 def missing_kernels(resolved: ResolvedRecipe) -> list[str]:
@@ -117,7 +125,12 @@ def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
             f"data.sources must have at least {math.ceil(length / epochs) * batch:,} {what} for training:"
             f" {of_run}"
         )
-    if not resolved.media:
+    if data.packing:
+        yield (
+            f"iterations take packed sequences, of which there are fewer than {what}: the run counts them"
+            " when it has packed them, and ends before it trains if data.maxEpochs is exceeded"
+        )
+    elif not resolved.media:
         yield (
             f"{what} are padded to {resolved.training.seq_length:,} tokens each, which the tokens a"
             " second include: set training.seqLength to the length of yours"

@@ -10,6 +10,7 @@ from megatron_contract.bridge_run import (
     BLEND,
     CHATS,
     IMAGE_TEXT,
+    MAX_EPOCHS,
     MOCK_DATA,
     MODEL_FOLDER,
     NULL_TOKENIZER,
@@ -280,6 +281,8 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
             yield BLEND, True
         if data.packing:
             yield PACKED_FOLDER, f"{CHECKPOINT_DIR}/{name}/packed"
+            if (epochs := data.max_epochs or (1 if data.sources else None)) is not None:
+                yield MAX_EPOCHS, epochs
         yield from _files(
             f"{DATA_DIR}/{data.dataset_root}", name, evaluates=resolved.training.eval_iters != 0
         )

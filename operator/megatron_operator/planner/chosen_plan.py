@@ -71,6 +71,7 @@ def _fields(problem: PlanningProblem, chosen: Candidate) -> dict[str, Any]:
         "pipeline_model_parallel_layout": split.layout,
         "stage_layers": list(split.layers),
         "use_distributed_optimizer": problem.distributed_optimizer,
+        "use_megatron_fsdp": problem.fully_sharded or None,
         "recompute_granularity": chosen.recompute,
         "recompute_method": (problem.asked.recompute_method or "uniform") if recompute_all else None,
         "recompute_num_layers": (problem.asked.recompute_num_layers or 1) if recompute_all else None,

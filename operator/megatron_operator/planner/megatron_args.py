@@ -5,7 +5,7 @@ communication and memory, checkpoint, data, platform, and finally `megatronArgs`
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
 from megatron_contract.time_limits import collective_minutes
@@ -212,10 +212,15 @@ def _training(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return words + _flag("transformer_impl", t.transformer_impl or default)
 
 
+_FSDP: Final = ("--megatron-fsdp-main-grads-dtype", "fp32", "--megatron-fsdp-grad-comm-dtype", "fp32")
+"""Gradients are summed in FP32, as without FSDP."""
+
+
 def _memory(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     words = []
     for name in (
         "use_distributed_optimizer",
+        "use_megatron_fsdp",
         "overlap_grad_reduce",
         "overlap_param_gather",
         "recompute_granularity",
@@ -223,6 +228,10 @@ def _memory(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         "recompute_num_layers",
     ):
         words += _flag(name, getattr(plan, name))
+    if plan.use_megatron_fsdp:
+        words += _FSDP
+        # On CPUs no run has the fusion; on GPUs it was not run with FSDP.
+        words += ["--no-gradient-accumulation-fusion"] if resolved.profile.platform == "gpu" else []
     if plan.recompute_modules:
         words += ["--recompute-modules", *plan.recompute_modules]
     # Megatron asserts sequence parallelism with it (arguments.py); a published layout may have planned TP 1.
@@ -237,7 +246,7 @@ def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
         *_flag("load", directory),
         *_flag("pretrained_checkpoint", source.checkpoint if source else None),
         *_flag("save_interval", spec.save_interval),
-        *_flag("ckpt_format", "torch_dist"),
+        *_flag("ckpt_format", "fsdp_dtensor" if plan.use_megatron_fsdp else "torch_dist"),
         "--exit-signal-handler",
         "--override-opt-param-scheduler",
     ]
@@ -249,7 +258,8 @@ def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
             *_flag("non_persistent_ckpt_type", "global"),
             *_flag("non_persistent_global_ckpt_dir", f"{LOCAL_CHECKPOINT_DIR}/{name}"),
         ]
-    if resolved.recovery.elastic is not None and plan.use_distributed_optimizer:
+    whole = plan.use_megatron_fsdp or not plan.use_distributed_optimizer
+    if resolved.recovery.elastic is not None and not whole:
         words.append("--dist-ckpt-optim-fully-reshardable")
     return words
 

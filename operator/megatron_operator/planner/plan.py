@@ -1,6 +1,7 @@
 """Plans a resolved recipe: returns a plan, or raises with every error that was found."""
 
 from dataclasses import replace
+from typing import Final
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import InvalidRecipeError
@@ -253,6 +254,10 @@ def _solve(
     return problem, ranking, found
 
 
+_ONE_STAGE: Final = {"pipeline_model_parallel_size": 1, "context_parallel_size": 1}
+"""Sizes of a run with Megatron FSDP."""
+
+
 def _problem(
     resolved: ResolvedRecipe,
     asked: ParallelismSpec,
@@ -266,6 +271,8 @@ def _problem(
     """
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     on_cpu = resolved.profile.platform == "cpu"
+    if asked.use_megatron_fsdp:
+        asked = asked.model_copy(update=_ONE_STAGE)
     pod = _ranks_per_pod(resolved, found)
     shape = model_shape(resolved.model, found)
     distributed_optimizer = (
@@ -298,8 +305,9 @@ def _problem(
         world=resolved.accelerator_count,
         pod=pod,
         seq_length=resolved.training.seq_length,
-        sequence_parallel=asked.sequence_parallel is not False and not on_cpu,
+        sequence_parallel=_splits_sequences(resolved, asked, has_experts=shape.experts > 0),
         distributed_optimizer=distributed_optimizer,
+        fully_sharded=bool(asked.use_megatron_fsdp),
         batches=batches,
         accelerator=accelerator,
         numerics=numerics(resolved.training, resolved.megatron_args),
@@ -313,6 +321,13 @@ def _problem(
             trainers_layers=resolved.computes_sparse_attention,
         ),
     )
+
+
+def _splits_sequences(resolved: ResolvedRecipe, asked: ParallelismSpec, *, has_experts: bool) -> bool:
+    """Whether TP ranks split the sequence too: by default, but on CPUs only where experts require it."""
+    if asked.sequence_parallel is not None:
+        return asked.sequence_parallel
+    return resolved.profile.platform != "cpu" or (has_experts and resolved.has_sequence_parallelism)
 
 
 def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
@@ -356,10 +371,11 @@ def _sets(problem: PlanningProblem, leaf: str) -> bool:
 
 def _check_sequence_parallel(problem: PlanningProblem, chosen: Candidate, found: Diagnostics) -> None:
     asked, tp = problem.asked.sequence_parallel, chosen.dims.tp
-    if tp > 1 and problem.on_cpu:
-        found.note(f"sequenceParallel off: TP is {tp}, but the cpu platform's local layers do not support it")
+    if tp > 1 and asked is None and not problem.sequence_parallel:
+        found.note(f"sequenceParallel off: TP is {tp}, but on CPUs only experts require it")
     elif tp > 1 and asked is None:
-        found.note(f"sequenceParallel on: TP is {tp}, and it has no cost")
+        why = "which experts require it with" if problem.on_cpu else "and it has no cost"
+        found.note(f"sequenceParallel on: TP is {tp}, {why}")
     elif tp > 1 and asked is False and problem.resolved.has_sequence_parallelism:
         by = "as requested" if _sets(problem, "sequenceParallel") else "as in the function"
         found.note(f"sequenceParallel off {by}; on would keep 1/{tp} of the norms' activations")

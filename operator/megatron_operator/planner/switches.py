@@ -69,7 +69,7 @@ def promising(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Switch]:
     recipe itself sets is not proposed. Raises InvalidRecipeError when the model is incomplete.
     """
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
-    if accelerator is None or plan.expected is None or resolved.engine == "bridge":
+    if accelerator is None or plan.expected is None or resolved.engine == "bridge" or plan.use_megatron_fsdp:
         return
     workload = Workload.of(resolved, plan)
     now = expected(workload, accelerator).step_seconds

@@ -114,6 +114,7 @@ def errors(section: str, name: str, value: Any) -> list[str]:
             "leave it out: the platform sets volumes, in podTemplate of the accelerator's profile",
         ),
         ("checkpoint", "interval", "did you mean `saveInterval`?"),
+        ("training", "finetune", "set spec.init.from.megatron.path"),
     ],
 )
 def test_an_unknown_field_is_answered_with_todays_name(section: str, name: str, fix: str) -> None:

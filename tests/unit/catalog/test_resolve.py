@@ -254,7 +254,7 @@ def test_an_existing_checkpoint_claim_gets_no_size_or_class(resolve: Resolve) ->
     ("asked", "field"),
     [
         ({"training": {"fp8Format": "hybrid"}}, "spec.training.fp8Format"),
-        ({"parallelism": {"sequenceParallel": True}}, "spec.parallelism.sequenceParallel"),
+        ({"parallelism": {"tpCommOverlap": True}}, "spec.parallelism.tpCommOverlap"),
         ({"parallelism": {"contextParallelSize": 2}}, "spec.parallelism.contextParallelSize"),
         ({"model": {"moeTokenDispatcherType": "alltoall"}}, "spec.model.moeTokenDispatcherType"),
         ({"training": {"attentionBackend": "flash"}}, "spec.training.attentionBackend"),

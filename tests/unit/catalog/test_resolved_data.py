@@ -73,14 +73,6 @@ def test_a_tokenizer_without_its_model_is_refused(kind: str, refusal: Refusal) -
     assert f": is not set, and {kind} reads it; name its directory" in refused
 
 
-def test_a_tokenizer_of_the_hub_has_a_note(resolve: Resolve) -> None:
-    tokenizer = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "meta-llama/Llama-3.1-8B"}
-    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": tokenizer}
-    assert any("is a name on the model hub" in note for note in resolve(recipe="small-1", data=data).notes)
-    data["tokenizer"] = tokenizer | {"tokenizerModel": "/data/llama"}
-    assert not any("model hub" in note for note in resolve(recipe="small-1", data=data).notes)
-
-
 def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
     tokenizer = resolve(recipe="small-1").data.tokenizer
     assert tokenizer is not None

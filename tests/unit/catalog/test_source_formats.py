@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog.sources import with_formats
+from megatron_operator.catalog.sources import source_errors, with_formats
 
 
 def formats(*sources: dict[str, Any], fine_tunes: bool = False) -> list[str | None]:
@@ -38,3 +38,44 @@ def test_lines_with_a_key_are_text_and_those_of_fine_tuning_chats() -> None:
 
 def test_a_format_that_is_set_stays() -> None:
     assert formats({"path": "/data/notes.txt", "format": "jsonl"}) == ["jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        ("/data/images/*.tar.gz", "webdataset", "is compressed: samples are read within tar files"),
+        ("/data/images/a.tgz", "webdataset", "is compressed: samples are read within tar files"),
+        ("/data/docs.parquet.zst", "parquet", "is compressed as a whole, which no Parquet file is"),
+        ("s3://corpus/web/*.jsonl.XZ", "jsonl", "is not plain, .gz or .zst; compress it with gzip or zstd"),
+        ("/data/chats.zip", "chat", "is not plain, .gz or .zst; unpack it"),
+        ("/data/chats.parquet", "chat", "is Parquet, and chats are JSON lines"),
+        ("/data/docs.parquet", "text", "text does not read '/data/docs.parquet'; set parquet"),
+    ],
+)
+def test_a_suffix_that_no_reader_of_the_format_takes_is_refused(path: str, kind: str, text: str) -> None:
+    [error] = source_errors({"path": path, "format": kind}, "spec.data.sources[0]", media="images")
+    assert text in str(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/web.jsonl.gz", "jsonl"),
+        ("/data/chats.zst", "chat"),
+        ("/data/docs.gz.parquet", "parquet"),
+        ("/data/images/*.tar", "webdataset"),
+        ("/data/raw/*", "text"),
+        ("/data/saved.zip", "hf"),
+    ],
+)
+def test_a_suffix_that_may_be_read_is_left_to_the_preparation(path: str, kind: str) -> None:
+    assert source_errors({"path": path, "format": kind}, "spec.data.sources[0]", media="images") == []
+
+
+def test_a_suffix_that_no_format_reads_asks_for_no_format() -> None:
+    source = {"path": "/data/images.tar.bz2"}
+    spec = {"recipe": "any", "accelerator": {"count": 1}, "data": {"sources": [source]}}
+    _, errors = with_formats(MegatronRecipeSpec.model_validate(spec), fine_tunes=True, media="images")
+    assert [(error.field, error.fix) for error in errors] == [
+        ("spec.data.sources[0].path", "decompress it, and name the .tar files")
+    ]

@@ -136,3 +136,12 @@ def test_of_several_filters_those_are_named_without_which_something_matches() ->
     left = len(names("--family", "llama3", "--mode", "pretrain"))
     assert f"; drop --gpus 48 ({left} recipes without it)" in refused.stderr
     assert "--mode pretrain (" not in refused.stderr.split(";")[1]
+
+
+def test_a_layout_of_a_function_that_starts_no_recipe_is_not_offered() -> None:
+    assert names("--family", "step", "--gpus", "64") == ["step3.7-flash-sft"]
+    refused = recipes("--family", "step", "--gpus", "4")
+    assert refused.exit_code != 0
+    (sft,) = json.loads(recipes("--search", "step3.7-flash-sft", "-o", "json").stdout)
+    assert {layout["count"] for layout in sft["layouts"]} == {64}
+    assert {layout.count for layout in catalog.load().get("step3.7-flash-sft").layouts} == {4, 64}

@@ -87,3 +87,25 @@ def test_the_trainers_package_is_found_behind_other_modules() -> None:
     chain = chain_to_the_trainer(ROOT / "tests/fine_tuning/test_chats.py")
     assert chain[0] == "tests/fine_tuning/test_chats.py"
     assert chain[-1] == "testkit/watched_run.py"
+
+
+def skipped_for() -> list[tuple[str, str]]:
+    """Test files that need Megatron-Bridge, with the make target that the reason of their skip names."""
+    return [
+        (str(path.relative_to(ROOT)), target)
+        for folder in ("bridge", "trainer")
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+        for target in sorted(set(re.findall(r"run make ([\w-]+)\"", path.read_text())))
+    ]
+
+
+def test_a_test_whose_skip_names_a_target_is_run_by_it() -> None:
+    makefile, found = (ROOT / "Makefile").read_text(), skipped_for()
+    assert ("tests/trainer/test_packing.py", "bridge-training") in found
+    for path, target in found:
+        rule = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+        assert rule is not None, f"{path} names make {target}, which does not exist"
+        named = re.findall(r"\btests/[\w/.]+", rule[1])
+        assert any(path == each or path.startswith(f"{each}/") for each in named), (
+            f"make {target} does not run {path}"
+        )

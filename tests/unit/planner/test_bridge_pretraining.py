@@ -240,7 +240,11 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
     ("recipe", "count", "fix"),
     [
         ("gemma2-2b", 8, "leave it out, or set recipe: gemma2-2b-sft"),
-        ("minimax-m2", 256, "leave it out, or choose a recipe of mode sft or lora (megatron recipes list)"),
+        (
+            "minimax-m2",
+            256,
+            "leave it out, or choose a recipe of mode sft or lora (megatron recipes list --family minimax)",
+        ),
     ],
 )
 def test_weights_of_hugging_face_are_refused_with_the_recipe_that_imports_them(
@@ -256,6 +260,15 @@ def test_weights_of_hugging_face_are_refused_with_the_recipe_that_imports_them(
         f"spec.export: is not available: {recipe} is pretrained by Megatron-Bridge, and its result is a "
         f"checkpoint of Megatron; {fix}"
     )
+
+
+def test_no_recipe_is_proposed_where_none_fine_tunes_the_family() -> None:
+    cpus = {"type": "cpu", "count": 2, "perNode": 2}
+    export = {"huggingFace": {"path": "/data/out"}}
+    (found,) = [
+        line for line in refusals("falcon-h1-0.5b", accelerator=cpus, export=export) if "export" in line
+    ]
+    assert found.endswith("its result is a checkpoint of Megatron; leave it out")
 
 
 @pytest.mark.parametrize(
@@ -275,16 +288,29 @@ def test_checkpoints_of_an_elastic_run_load_in_any_layout() -> None:
         assert contract["optimizerReshardable"] == reshardable
 
 
-def test_sequence_parallelism_of_a_function_is_left_out_on_a_cpu_and_refused_of_a_recipe() -> None:
-    cpu = {"type": "cpu", "count": 2}
-    sizes = {"tensorModelParallelSize": 1, "expertModelParallelSize": 2}
-    run = planned("moonlight-16b-a3b", accelerator=cpu, parallelism=sizes)
+def test_on_a_cpu_sequences_are_split_where_a_recipe_sets_it_and_not_where_its_function_does() -> None:
+    cpu, sizes = {"type": "cpu", "count": 2}, {"tensorModelParallelSize": 2}
+    asked = sizes | {"sequenceParallel": True}
+    run = planned("exaone4-1.2b", accelerator=cpu, parallelism=sizes)
     assert run.plan.sequence_parallel is False
-    assert any(note.startswith("sequenceParallel of the function is left out: ") for note in run.plan.notes)
-    (refused,) = refusals(
-        "moonlight-16b-a3b", accelerator=cpu, parallelism=sizes | {"sequenceParallel": True}
+    assert "sequenceParallel off: TP is 2, but on CPUs only experts require it" in run.plan.notes
+    assert overrides("exaone4-1.2b", accelerator=cpu, parallelism=asked)["model.sequence_parallel"] is True
+    refused = refusals("deepseek-v4-flash", accelerator=cpu, parallelism=asked)
+    assert refused[0].startswith("spec.parallelism.sequenceParallel: is not supported on platform cpu: ")
+
+
+def test_on_a_cpu_experts_at_tensor_parallel_ranks_need_a_model_that_was_tried_so() -> None:
+    cpu, sizes = {"type": "cpu", "count": 2}, {"tensorModelParallelSize": 2}
+    init = {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}}
+    data = {"volume": {"claimName": "corpus"}, "datasetRoot": "samples"}
+    training = {"seqLength": 64, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": 100}
+    run = planned(
+        "glm4.5-air-sft", accelerator=cpu, parallelism=sizes, init=init, data=data, training=training
     )
-    assert refused.startswith("spec.parallelism.sequenceParallel: ")
+    assert run.plan.sequence_parallel is True
+    assert "sequenceParallel on: TP is 2, which experts require it with" in run.plan.notes
+    refused = refusals("deepseek-v4-flash", accelerator=cpu, parallelism=sizes)
+    assert refused[0].startswith("spec.parallelism.tensorModelParallelSize: TP 2 with experts requires ")
 
 
 @pytest.mark.parametrize(

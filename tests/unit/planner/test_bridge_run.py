@@ -67,6 +67,25 @@ def test_settings_of_the_recipe_replace_those_of_the_function() -> None:
     assert "optimizer.weight_decay" not in found
 
 
+@pytest.mark.parametrize(
+    ("recipe", "spec", "seen"),
+    [
+        ("llama3.2-1b-lora", {"peft": {"dim": 8}}, "; seen on one H200"),
+        ("llama3.2-1b-lora", {"peft": {"type": "dora"}}, "; not seen on GPUs yet"),
+        ("llama3.2-1b-lora", {"accelerator": {"type": "cpu", "count": 2, "perNode": 2}}, ""),
+        ("llama3.1-8b-lora", {}, "; not seen on GPUs yet"),
+    ],
+)
+def test_a_note_has_what_was_seen_of_the_adapters_on_this_kind_of_accelerator(
+    recipe: str, spec: dict[str, Any], seen: str
+) -> None:
+    accelerators = {"h100-sxm": {}, "cpu": {"platform": "cpu"}}
+    platform = {"bridgeImage": "bridge", "accelerators": accelerators}
+    run = planned(recipe, platform=platform, **{"accelerator": {"type": "h100-sxm", "count": 8}} | spec)
+    (note,) = [each for each in run.plan.notes if each.startswith("run by Megatron-Bridge")]
+    assert note.partition(")")[2] == seen
+
+
 def test_a_length_in_tokens_becomes_iterations() -> None:
     training = {"trainTokens": "100M", "globalBatchSize": 64}
     assert overrides("llama3.1-8b-sft", training=training)["train.train_iters"] == 381
@@ -327,6 +346,8 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
             {"trainIters": 500, "lrDecayIters": 400, "lrWarmupFraction": 0.03},
             "set training.lrWarmupIters (12 of 400)",
         ),
+        ({"trainIters": 30, "lrWarmupFraction": 0.01}, "set training.lrWarmupIters (1 of 30)"),
+        ({"trainIters": 1, "lrWarmupFraction": 0.01}, "set training.lrWarmupIters (0 of 1)"),
         ({"trainTokens": "1B", "lrWarmupFraction": 0.03}, "set training.lrWarmupIters"),
         (
             {"trainSamples": 64_000, "lrWarmupSamples": 64},

@@ -21,6 +21,7 @@ WHOLE = {"useDistributedOptimizer": False, "overlapParamGather": False}
         ({"usePrecisionAwareOptimizer": True}, {}, 12),
         ({"bf16": False}, {}, 16),
         ({"bf16": False}, WHOLE, 12),
+        ({}, {"useMegatronFsdp": True}, 12),
     ],
 )
 def test_bytes_of_a_parameter_follow_precision_and_optimizer(

@@ -19,7 +19,10 @@ MOE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"megatronArgs": {"use-megatron-fsdp": True}}, "requires its own checkpoint format"),
+        (
+            {"megatronArgs": {"use-torch-fsdp2": True}},
+            "set parallelism.useMegatronFsdp, which shards as much",
+        ),
         (
             {
                 "megatronArgs": {"cuda-graph-impl": "local"},

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from megatron_contract.bridge_run import PACKED_FOLDER
+from megatron_contract.bridge_run import MAX_EPOCHS, PACKED_FOLDER, BridgeRun
 
-from tests.unit.planner.test_bridge_run import FILES, overrides, planned, refusals
+from tests.unit.planner.test_bridge_run import FILES, SOURCES, overrides, planned, refusals
 
+ON_CPUS: dict[str, Any] = {"bridgeImage": "bridge", "accelerators": {"cpu": {"platform": "cpu"}}}
 PACKED: dict[str, Any] = FILES | {"packing": True}
 
 
@@ -38,10 +39,60 @@ def test_packing_is_refused_with_the_reason_where_it_cannot_be_done(
     assert any(problem in each for each in refusals(recipe, data=PACKED, **spec))
 
 
-def test_packing_is_refused_on_cpus_with_the_reason() -> None:
-    platform = {"bridgeImage": "bridge", "accelerators": {"cpu": {"platform": "cpu"}}}
-    (found,) = refusals("llama3.1-8b-sft", 8, platform, data=PACKED)
-    assert found.startswith("spec.data.packing: true needs Transformer Engine's attention")
+@pytest.mark.parametrize(
+    ("recipe", "layers"),
+    [
+        ("nemotron-nano2-9b-sft", "state-space layers"),
+        ("qwen3-next-80b-a3b-sft", "gated delta nets"),
+        ("glm5.2-sft", "indexers of sparse attention"),
+    ],
+)
+def test_packing_is_refused_on_cpus_where_layers_do_not_keep_samples_apart(recipe: str, layers: str) -> None:
+    found = refusals(recipe, 8, ON_CPUS, data=PACKED)
+    problem = f"true, but on CPUs the {layers} of {recipe} do not keep packed samples apart"
+    assert f"spec.data.packing: {problem}; leave it out" in found
+
+
+def test_a_run_on_cpus_packs_samples() -> None:
+    run = planned("llama3.2-1b-sft", 2, ON_CPUS, data=PACKED)
+    assert BridgeRun.from_arguments(run.arguments).overrides[PACKED_FOLDER] == "/checkpoints/run/packed"
+
+
+@pytest.mark.parametrize(
+    ("data", "epochs"),
+    [
+        (PACKED, None),
+        (PACKED | {"maxEpochs": 3}, 3),
+        (SOURCES | {"packing": True}, 1),
+        (SOURCES | {"packing": True, "maxEpochs": 2}, 2),
+        (SOURCES, None),
+    ],
+)
+def test_a_run_is_given_how_often_it_may_read_a_packed_sequence(
+    data: dict[str, Any], epochs: int | None
+) -> None:
+    assert overrides("llama3.1-8b-sft", data=data).get(MAX_EPOCHS) == epochs
+
+
+def test_prepared_samples_are_those_of_a_run_without_packing_and_are_not_called_padded() -> None:
+    roots = [
+        overrides("llama3.1-8b-sft", data=SOURCES | {"packing": packing})["dataset.dataset_root"]
+        for packing in (True, False)
+    ]
+    assert roots[0] == roots[1]
+    notes = planned("llama3.1-8b-sft", data=SOURCES | {"packing": True}).plan.notes
+    assert any(note.startswith("iterations take packed sequences, ") for note in notes)
+    assert not any("are padded to" in note for note in notes)
+
+
+def test_weights_of_sources_are_refused_with_packing() -> None:
+    listed = [{"path": f"/data/{name}.jsonl", "format": "chat", "weight": 0.5} for name in ("a", "b")]
+    found = refusals("llama3.1-8b-sft", data=SOURCES | {"sources": listed, "packing": True})
+    assert found == [
+        f"spec.data.sources[{number}].weight: 0.5 with data.packing: an epoch has every packed sequence once;"
+        " leave it out, or set packing: false"
+        for number in range(2)
+    ]
 
 
 def test_packed_sequences_may_be_longer_than_the_positions_of_the_model() -> None:

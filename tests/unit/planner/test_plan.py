@@ -75,6 +75,18 @@ def test_on_cpu_unsupported_settings_are_off(resolve: Any) -> None:
     assert p.memory_per_gpu.capacity is None
 
 
+def test_on_cpu_experts_of_tensor_parallel_ranks_have_sequence_parallelism(resolve: Any) -> None:
+    tensors = {"tensorModelParallelSize": 2}
+    p = plan(resolve(None, 2, accelerator="cpu", **MIXTRAL, parallelism=tensors))
+    assert (p.tensor_model_parallel_size, p.sequence_parallel) == (2, True)
+    assert any(note.startswith("sequenceParallel on: ") for note in p.notes)
+
+
+def test_on_cpu_sequence_parallelism_is_on_where_the_recipe_sets_it(resolve: Any) -> None:
+    asked = {"tensorModelParallelSize": 2, "sequenceParallel": True}
+    assert plan(resolve("tiny-gpt", 4, accelerator="cpu", parallelism=asked)).sequence_parallel
+
+
 def test_layers_that_do_not_divide_are_split_and_noted(resolve: Any) -> None:
     shape = {"numLayers": 30}
     p = plan(resolve("llama3-8b", 64, model=shape, parallelism={"pipelineModelParallelSize": 4}))

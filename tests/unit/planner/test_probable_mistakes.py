@@ -19,6 +19,12 @@ def mistakes(resolve: Resolve, recipe: str = "llama3-8b", **spec: Any) -> list[s
     return found
 
 
+def hub_tokenizer(name: str = "org/name") -> dict[str, Any]:
+    tokenizer = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": name}
+    volume = {"claimName": "corpus"}
+    return {"mockData": None, "volume": volume, "blend": [{"path": "web"}], "tokenizer": tokenizer}
+
+
 @pytest.mark.parametrize(
     ("spec", "warning"),
     [
@@ -60,6 +66,7 @@ def mistakes(resolve: Resolve, recipe: str = "llama3-8b", **spec: Any) -> list[s
             },
             "data.blend names web 2 times",
         ),
+        ({"data": hub_tokenizer()}, "'org/name' is a name on the model hub, which trainers do not ask"),
     ],
 )
 def test_a_probable_slip_is_warned_of(resolve: Resolve, spec: dict[str, Any], warning: str) -> None:
@@ -76,6 +83,8 @@ def test_a_probable_slip_is_warned_of(resolve: Resolve, spec: dict[str, Any], wa
         {"checkpoint": {"saveInterval": 500}, "training": {"trainIters": 20, "lrWarmupIters": 2}},
         {"checkpoint": {"saveInterval": 100}, "recovery": {"rendezvousTimeout": 60}},
         {"recovery": {"rendezvousTimeout": 1}},
+        {"data": hub_tokenizer(), "env": {"HF_HUB_OFFLINE": "0"}},
+        {"data": hub_tokenizer("/data/tokenizer")},
     ],
 )
 def test_usual_values_are_not_warned_of(resolve: Resolve, spec: dict[str, Any]) -> None:

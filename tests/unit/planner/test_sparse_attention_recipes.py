@@ -47,7 +47,7 @@ def test_it_is_refused_on_other_gpus_with_the_package_to_add() -> None:
     assert f"add {KERNELS} to imageHas of profile h100-sxm" in refused
 
 
-def test_heads_are_not_split_on_a_cpu_which_has_no_sequence_parallelism() -> None:
+def test_heads_are_not_split_on_a_cpu_where_it_was_not_tried_with_sequence_parallelism() -> None:
     """`AbsorbedMLASelfAttention` asserts it at TP above 1."""
     refused = refusal("glm5.2", "cpu", 2, parallelism={**PP1, "tensorModelParallelSize": 2})
     assert refused.startswith("spec.parallelism.tensorModelParallelSize: ")

@@ -37,6 +37,14 @@ def test_async_save_gets_the_persistent_worker() -> None:
     assert added[-3:] == ["--use-persistent-ckpt-worker", "--async-strategy", "mcore"]
 
 
+@pytest.mark.parametrize("flag", ["--async-save", "--non-persistent-ckpt-type=global", "--num-experts"])
+def test_what_megatron_fsdp_does_not_save_or_load_is_refused(flag: str) -> None:
+    with pytest.raises(
+        flags.FlagError, match=f"^{flag.split('=')[0]} with --use-megatron-fsdp: .* leave one"
+    ):
+        flags.complete(["--use-megatron-fsdp", "--save", "/c", flag])
+
+
 def test_a_writer_that_is_not_watched_is_refused() -> None:
     assert (
         flags.complete(["--async-save", "--async-strategy", "mcore"])[1][-1] == "--use-persistent-ckpt-worker"

@@ -15,6 +15,7 @@ from megatron_contract.bridge_run import (
     BLEND,
     CHATS,
     IMAGE_TEXT,
+    MAX_EPOCHS,
     MOCK_DATA,
     MODEL_FOLDER,
     NULL_TOKENIZER,
@@ -63,7 +64,10 @@ from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
-_OURS = (BLEND, CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME, SOUND_TEXT)
+_OURS = (
+    *(BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME),
+    SOUND_TEXT,
+)
 _TRAINING_FILE = "training.jsonl"
 _PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
 _ACTIVATION = "model.activation_func"
@@ -107,9 +111,10 @@ def import_bridge() -> None:
     if PLATFORM == "cpu":
         forget_transformer_engine()
         local_layers.use_for_prediction()
-    from megatron_trainer.bridge import blended_samples
+    from megatron_trainer.bridge import blended_samples, packed_lines
 
     blended_samples.install()
+    packed_lines.install()
     for module in (adapter_norms, bucket_sizes, exaone45, falcon_h1, gemma4, glm, partial_rotary):
         module.install()
     for module in (deepseek_v4, kimi, llama_nemotron, minimax_m3, nemotron_vl, qwen3_omni, step):
@@ -207,8 +212,9 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))
     if (packed := run.overrides.get(PACKED_FOLDER)) is not None:
-        packing.require_attention(PLATFORM)
         packing.pack(config, Path(str(packed)))
+        epochs = run.overrides.get(MAX_EPOCHS)
+        packing.check_when_packed(config, epochs if isinstance(epochs, int) else None)
     if diffusion.is_diffusion(config):
         diffusion.require_samples(config)
     else:

@@ -29,6 +29,7 @@ from megatron_trainer.bridge.local_linear import (
     RowParallelLinearLayerNorm,
     norm,
 )
+from megatron_trainer.bridge.packed_attention import PackedDotProductAttention, SamplesApart
 from megatron_trainer.bridge.partly_causal_attention import PartlyCausalAttention
 from megatron_trainer.bridge.step_layers import local_step_layers, step_layers
 
@@ -88,12 +89,14 @@ def _block(config: Any, vp_stage: int | None, *parts: Any) -> Any:
 
 def exaone4(config: Any, vp_stage: int | None = None) -> Any:
     """Norms behind attention and MLP only, and of every head."""
-    return _block(config, vp_stage, SelfAttention, DotProductAttention, ColumnParallelLinear, norm(config))
+    return _block(
+        config, vp_stage, SelfAttention, PackedDotProductAttention, ColumnParallelLinear, norm(config)
+    )
 
 
 def exaone45_layer(config: Any) -> Any:
     """A layer as EXAONE 4.0's; Bridge repeats it, also for multi-token prediction."""
-    return _layer(SelfAttention, DotProductAttention, ColumnParallelLinear, norm(config))
+    return _layer(SelfAttention, PackedDotProductAttention, ColumnParallelLinear, norm(config))
 
 
 def exaone_moe(config: Any, vp_stage: int | None = None) -> Any:
@@ -123,7 +126,10 @@ def gemma2(config: Any, vp_stage: int | None = None) -> Any:
     # Without torch's FlexAttention, which has no backward pass on a CPU.
     from megatron.bridge.models.gemma.gemma2_provider import Gemma2DotProductAttention
 
-    core = Gemma2DotProductAttention
+    class Gemma2Attention(SamplesApart, Gemma2DotProductAttention):
+        """Gemma 2's own, of packed samples too."""
+
+    core = Gemma2Attention
     return _block(config, vp_stage, SelfAttention, core, LayerNormColumnParallelLinear, None)
 
 
@@ -135,7 +141,7 @@ def gemma3(config: Any, vp_stage: int | None = None) -> Any:
     return _block(config, vp_stage, Gemma3SelfAttention, core, LayerNormColumnParallelLinear, norm(config))
 
 
-class WindowedAttention(DotProductAttention):
+class WindowedAttention(PackedDotProductAttention):
     """Gemma 3's: most layers see a window of the sequence, one of several sees all of it."""
 
     def __init__(self, config: Any, layer_number: int, *args: Any, **kwargs: Any) -> None:

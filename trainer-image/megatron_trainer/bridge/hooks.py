@@ -21,7 +21,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import global_vars
 
 from megatron_trainer.bridge import diffusion
-from megatron_trainer.checkpoints import extra_states, optimizer_chain
+from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain
 from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker.dataset_splits import leave_out_unread
@@ -59,6 +59,7 @@ class BridgeHooks(MegatronHooks):
         self._wrap("build_train_valid_test_data_loaders", self._samples.watch, loaders)
         self._wrap("BlendedMegatronDatasetBuilder", self._make_builder, datasets)
         self._wrap("to_yaml", self._write_last, type(self._config))
+        bucket_padding.install()
         extra_states.install()
         optimizer_chain.install()
         self._phases.install()

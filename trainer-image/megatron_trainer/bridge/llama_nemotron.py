@@ -82,5 +82,13 @@ def heterogeneous(config: Any, vp_stage: int | None = None) -> Any:
     from megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs import (
         get_gpt_heterogeneous_layer_spec,
     )
+    from megatron.core.transformer.attention import SelfAttention
 
-    return get_gpt_heterogeneous_layer_spec(config, use_te=False, vp_stage=vp_stage)
+    from megatron_trainer.bridge.packed_attention import PackedDotProductAttention
+
+    block = get_gpt_heterogeneous_layer_spec(config, use_te=False, vp_stage=vp_stage)
+    for layer in block.layer_specs:
+        attention = layer.submodules.self_attention
+        if attention.module is SelfAttention:
+            attention.submodules.core_attention = PackedDotProductAttention
+    return block

@@ -2,16 +2,17 @@
 
 from typing import Any
 
+import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear, LocalParts
+from megatron_trainer.bridge.packed_attention import PackedDotProductAttention
 
 
-class LatentDotProductAttention(DotProductAttention):
+class LatentDotProductAttention(PackedDotProductAttention):
     """Megatron's own, which takes neither of the two widths that multi-latent attention passes.
 
     `k_channels` and `v_channels` are the elements of a head's keys and values.
@@ -20,10 +21,16 @@ class LatentDotProductAttention(DotProductAttention):
     def __init__(
         self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
     ) -> None:
-        del k_channels  # the scale that follows from it is passed as well
+        # The scale that follows from the former is passed as well, and values have the latter, if not more.
+        del k_channels, v_channels
         super().__init__(*args, **kwargs)
-        if v_channels:
-            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Return the attention of queries; values of packed samples are padded to the width of these."""
+        self.hidden_size_per_partition = value.shape[-1] * self.num_attention_heads_per_partition
+        return super().forward(query, key, value, *args, **kwargs)
 
 
 class FullRankLatentAttention(MLASelfAttention):
@@ -53,12 +60,12 @@ def local_layers(config: Any, vp_stage: int | None = None) -> Any:
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
     )
-    if getattr(config, "multi_latent_attention", False):
-        for layer in block.layer_specs:
-            parts = layer.submodules.self_attention.submodules
-            parts.core_attention = LatentDotProductAttention
-            if config.q_lora_rank is None:
-                parts.q_layernorm = IdentityOp
+    latent = getattr(config, "multi_latent_attention", False)
+    for layer in block.layer_specs:
+        parts = layer.submodules.self_attention.submodules
+        parts.core_attention = LatentDotProductAttention if latent else PackedDotProductAttention
+        if latent and config.q_lora_rank is None:
+            parts.q_layernorm = IdentityOp
     return block
 
 

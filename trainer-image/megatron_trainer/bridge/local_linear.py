@@ -11,6 +11,8 @@ from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
+from megatron_trainer.platform import split_norms
+
 
 class ZeroCentredRMSNorm(torch.nn.Module):
     """RMSNorm times (1 + weight), of inputs [..., hidden_size]; computed in FP32."""
@@ -19,6 +21,7 @@ class ZeroCentredRMSNorm(torch.nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
+        split_norms.mark(config, self.weight)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the norm of `inputs`, in their type."""
@@ -48,6 +51,7 @@ class LayerNormColumnParallelLinear(ColumnParallelLinear):
         self._eps = config.layernorm_epsilon
         fill = torch.zeros if self._zero_centred else torch.ones
         self.layer_norm_weight = torch.nn.Parameter(fill(input_size, dtype=config.params_dtype))
+        split_norms.mark(config, self.layer_norm_weight)
 
     def forward(self, input_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return output and bias, as ColumnParallelLinear does."""
@@ -86,6 +90,7 @@ class DuplicatedLinear(torch.nn.Linear):
         **_: Any,
     ) -> None:
         super().__init__(input_size, output_size, bias=bias, dtype=config.params_dtype)
+        split_norms.mark(config, *self.parameters())
         if config.perform_initialization:
             init_method(self.weight)
 

@@ -18,6 +18,8 @@ def install() -> None:
 
     AutoMapping.register_module_type("RowParallelLinearLayerNorm", "row")
     AutoMapping.register_module_type("DuplicatedLinear", "replicated")
+    # Of sinks of attention.
+    AutoMapping.register_module_type("PackedDotProductAttention", "column")
     inner = MegatronMappingRegistry.__init__
 
     def with_local_names(self: Any, *mappings: Any) -> None:

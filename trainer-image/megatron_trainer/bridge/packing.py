@@ -7,23 +7,13 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from megatron_contract.bridge_run import PACKED_FOLDER
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.bridge import packed_lines
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
 from megatron_trainer.worker.failures import RankError
 
 _SAMPLES: Final = ("training.jsonl", "validation.jsonl")
-
-
-def require_attention(platform: str) -> None:
-    """Raise RankError where attention does not keep the samples of a sequence apart."""
-    if platform == "cpu":
-        raise RankError(
-            ExitCode.USAGE,
-            f"{PACKED_FOLDER}: Megatron's own attention takes no packed samples, and Transformer Engine's, "
-            "which keeps them apart, needs a GPU; leave it out",
-        )
 
 
 def pack(config: Any, folder: Path) -> None:
@@ -48,11 +38,57 @@ def pack(config: Any, folder: Path) -> None:
     config.dataset.enable_offline_packing = True
 
 
+def check_when_packed(config: Any, max_epochs: int | None) -> None:
+    """Have a run compare its packed sequences with what it reads, before it trains; call it once.
+
+    `max_epochs`: how often it may read one, None for any number. Raises RankError with BAD_DATA there.
+    """
+    from megatron.bridge.data import loaders
+    from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
+
+    inner = GPTSFTDatasetBuilder._build_datasets
+    samples, evaluated, _ = loaders.get_train_valid_test_num_samples(config)
+    batch = config.train.global_batch_size
+
+    def build(builder: Any) -> list[Any]:
+        training, validation, *others = inner(builder)
+        training.lines_of = str(builder.train_path)
+        _require_batch(len(training), "training", batch)
+        if validation is not None and evaluated:
+            _require_batch(len(validation), "validation", batch)
+        _require_epochs(len(training), samples, batch, max_epochs)
+        return [training, validation, *others]
+
+    GPTSFTDatasetBuilder._build_datasets = build
+
+
+def _require_batch(sequences: int, part: str, batch: int) -> None:
+    """An epoch has whole batches."""
+    if sequences < batch:
+        text = f"{sequences:,} packed sequences are for {part}, and an iteration takes {batch:,}"
+        fix = "add samples, or set a smaller training.globalBatchSize or training.seqLength"
+        fix += ", or training.evalIters: 0" if part == "validation" else ""
+        raise RankError(ExitCode.BAD_DATA, f"data.packing: {text}; {fix}")
+
+
+def _require_epochs(sequences: int, samples: int, batch: int, max_epochs: int | None) -> None:
+    epochs = -(-samples // (sequences // batch * batch))
+    if max_epochs is not None and epochs > max_epochs:
+        text = (
+            f"the run reads {samples:,} packed sequences, and {sequences:,} are for training: {epochs:,} "
+            f"epochs, at most {max_epochs:,}"
+        )
+        fix = f"set data.maxEpochs: {epochs}, a smaller training.trainIters, or add samples"
+        raise RankError(ExitCode.BAD_DATA, f"data.maxEpochs: {text}; {fix}")
+
+
 def _digest(config: Any) -> str:
     root = Path(config.dataset.dataset_root)
     found = [(root / name).stat() for name in _SAMPLES if (root / name).is_file()]
     depends = [
+        packed_lines.COLUMN,
         config.model.seq_length,
+        config.dataset.seed,
         dataclasses.asdict(config.dataset.preprocessing),
         [(each.st_size, each.st_mtime_ns) for each in found],
         digest_of_tokenizer(Path(str(config.tokenizer.tokenizer_model)), with_template=True),

@@ -36,7 +36,11 @@ def to_messages(record: Any) -> list[dict[str, Any]]:
         return [_checked(message) for message in messages]
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
-        raise ConversationError('the record has neither "messages" nor "conversations"')
+        raise ConversationError(
+            'the record has neither "messages" nor "conversations"; write {"messages": [{"role": "user",'
+            ' "content": "..."}, {"role": "assistant", "content": "..."}]}, or, to fine-tune, name a folder'
+            ' of {"input": "...", "output": "..."} lines in data.datasetRoot'
+        )
     system = record.get("system")
     if system is not None and not isinstance(system, str):
         raise ConversationError(f'"system" is of type {type(system).__name__}, not a string')

@@ -96,7 +96,10 @@ def to_messages(
         raise ConversationError("the record is not an object")
     turns = record.get("messages", record.get("conversations"))
     if not isinstance(turns, list) or not turns:
-        raise ConversationError('the record has neither "messages" nor "conversations"')
+        raise ConversationError(
+            'the record has neither "messages" nor "conversations"; write {"messages": [{"role": "user",'
+            ' "content": "..."}, {"role": "assistant", "content": "..."}]}'
+        )
     messages = [_message(turn, media) for turn in turns]
     for medium in media:
         named = [part for message in messages for part in message["content"] if part["type"] == medium.part]

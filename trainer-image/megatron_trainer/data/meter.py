@@ -14,6 +14,9 @@ from megatron_trainer.data.documents import Position
 
 _REFRESH_SECONDS = 5.0
 _LOG_SECONDS = 30.0
+_RATE_SHARE = 0.01
+_RATE_SECONDS = 30.0
+"""A rate is known once this share of the work is done, or after this time."""
 
 
 class Meter:
@@ -24,6 +27,7 @@ class Meter:
         self._log = log
         self._datasets: Sequence[Dataset] = ()
         self._total = self._current = self._first = 0
+        self._has_begun = False
         self._started = self._refreshed = self._logged = time.monotonic()
         self._last = PreparationProgress(0, 0, 0)
 
@@ -31,13 +35,17 @@ class Meter:
         """Measure these datasets from now on."""
         self._datasets = datasets
         self._total = sum(shard.size for dataset in datasets for shard in dataset.divided)
-        self._started = time.monotonic()
-        self._first = self._measure()[1]
+        self._has_begun = False
+        self._restart()
         self._last = self._progress()
 
     def watched(self, texts: Iterator[str], position: Position) -> Iterator[str]:
         """Pass the documents of a shard on."""
         for text in texts:
+            if not self._has_begun:
+                # Libraries and the tokenizer were loaded until now.
+                self._has_begun = True
+                self._restart()
             yield text
             self.refresh(position)
         self._current = 0
@@ -70,17 +78,24 @@ class Meter:
     def line(self) -> str:
         """Return the progress for the log."""
         last = self._last
-        rate = (last.bytes_per_second or 0) / (1 << 20)
+        rate = "" if last.bytes_per_second is None else f", {last.bytes_per_second / (1 << 20):.1f} MiB/s"
         left = "" if last.seconds_left is None else f", about {last.seconds_left:.0f} s left"
         done, total = last.bytes_done >> 20, last.bytes_total >> 20
-        return f"{last.documents:,} documents, {done:,} of {total:,} MiB, {rate:.1f} MiB/s{left}"
+        return f"{last.documents:,} documents, {done:,} of {total:,} MiB{rate}{left}"
+
+    def _restart(self) -> None:
+        """Measure the rate from now on."""
+        self._started = time.monotonic()
+        self._first = self._measure()[1]
 
     def _progress(self) -> PreparationProgress:
         documents, done = self._measure()
-        elapsed = time.monotonic() - self._started
-        rate = (done - self._first) / elapsed if elapsed > 0 else 0.0
-        left = (self._total - done) / rate if rate > 0 else None
-        return PreparationProgress(documents, done, self._total, rate or None, left)
+        elapsed, made = time.monotonic() - self._started, done - self._first
+        is_known = elapsed >= _RATE_SECONDS or made >= _RATE_SHARE * (self._total - self._first)
+        if not (is_known and made > 0 and elapsed > 0):
+            return PreparationProgress(documents, done, self._total)
+        rate = made / elapsed
+        return PreparationProgress(documents, done, self._total, rate, (self._total - done) / rate)
 
     def _measure(self) -> tuple[int, int]:
         documents = done = 0

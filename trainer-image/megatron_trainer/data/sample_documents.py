@@ -134,11 +134,36 @@ def open_index(dataset: dict[str, Any], save: Path) -> SampleIndex | None:
         path = (opened.tokenizer or {}).get("tokenizer_path")
         return SampleIndex(opened.parts, Path(path) if path else None)
     path = str(dataset.get("path", ""))
+    if kind == "packed" and "lines" in dataset:
+        return SampleIndex(_packed(path, str(dataset["lines"]), save))
     if kind in ("lines", "packed"):
         return SampleIndex(lambda number: [Part(path, number)])
     if kind == "tars":
         return SampleIndex(_keys(Path(path)))
     return None
+
+
+def _packed(path: str, lines_of: str, save: Path) -> Callable[[int], list[Part]]:
+    """The lines of the file `lines_of` that are in each sequence of a packed one."""
+    from megatron_trainer.bridge import packed_lines
+
+    file = Path(path)
+    if not file.is_file():
+        # The volume is mounted at another path here.
+        file = save.joinpath(*file.parts[-3:])
+    try:
+        sequences = packed_lines.read(file)
+    except (OSError, ValueError) as error:
+        raise SampleIndexError(f"{file}: {error}; the lines of packed sequences are there") from error
+
+    def parts(number: int) -> list[Part]:
+        if sequences is None:
+            return [Part(path, number)]
+        if not 0 <= number < len(sequences):
+            raise SampleIndexError(f"{file} has {len(sequences)} sequences, and {number} was read")
+        return [Part(lines_of, line) for line in sequences[number]]
+
+    return parts
 
 
 def _keys(folder: Path) -> Callable[[int], list[Part]]:

@@ -19,7 +19,7 @@ from megatron_contract.progress import ProgressReport
 
 from megatron_trainer import engine
 from megatron_trainer import settings as pod_settings
-from megatron_trainer.flags import FlagError
+from megatron_trainer.flags import MEGATRON_FSDP, FlagError
 from megatron_trainer.launcher.log_output import finish_streams
 from megatron_trainer.platform import cpu
 from megatron_trainer.secret_values import name_secret_variables
@@ -46,7 +46,7 @@ def log(text: str) -> None:
     print(f"megatron-train: {text}", file=sys.stderr, flush=True)
 
 
-def _prepare_environment(world_size: int) -> None:
+def _prepare_environment(world_size: int, argv: Sequence[str]) -> None:
     """Set a home and caches writable by any user on a read-only root, and one thread per rank by default."""
     temporary = Path(os.environ.setdefault("TMPDIR", "/tmp"))
     if not os.access(os.environ.get("HOME", "/"), os.W_OK):
@@ -62,7 +62,8 @@ def _prepare_environment(world_size: int) -> None:
     os.environ.setdefault("USER", "megatron")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # Megatron FSDP asserts more than one.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32" if MEGATRON_FSDP in argv else "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # torch prints its C++ stack for every attempt to reach a store that has not started yet.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -96,7 +97,7 @@ def _run_pod(argv: Sequence[str], settings: Settings) -> tuple[Ending, ProgressR
     _EarlyTerminationError.
     """
     try:
-        _prepare_environment(settings.world_size)
+        _prepare_environment(settings.world_size, argv)
         if problem := engine.why_absent() or why_absent(settings.tracking):
             return Ending(ExitCode.UNSUPPORTED, problem), None
         flags = complete(argv, settings.platform)

@@ -17,7 +17,8 @@ class FusedAdamOnCpu(torch.optim.Optimizer):
 
     `lr`, `betas`, `eps` and `weight_decay` are the papers' dimensionless constants. Raises ValueError for
     `capturable`. The state of a parameter is `exp_avg` and `exp_avg_sq`, of its shape and dtype. `step`, the
-    number of updates done, is in the parameter group.
+    number of updates done, is in the parameter group. As in Transformer Engine's, a parameter without
+    gradient has a state too: Megatron FSDP saves the states of all, also where a rank has no part of one.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class FusedAdamOnCpu(torch.optim.Optimizer):
                 continue
             group["step"] = int(group.get("step", 0)) + 1
             params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
+            for p in group["params"]:
                 state = self.state[p]
                 if not state:
                     state["exp_avg"] = torch.zeros_like(p.data)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.flags import MEGATRON_FSDP
 
 # Flag -> value ("" for a switch) that this platform requires, and why.
 REQUIRED: dict[str, tuple[str, str]] = {
@@ -26,20 +27,21 @@ DEFAULTS: dict[str, str] = {
     "--rerun-mode": "disabled",
 }
 
+# Megatron FSDP scales gradients in the reduction itself, which only NCCL can.
+_UNSCALED_SUMS = "--no-gradient-reduce-div-fusion"
+
 REFUSED: dict[str, str] = {
     "--fp8-format": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
     "--fp8-recipe": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
     "--fp4-format": "FP4 needs Transformer Engine and a Blackwell GPU",
     "--fp8-param-gather": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
-    "--sequence-parallel": "sequence parallelism needs Transformer Engine's norms: leave it out",
     "--multi-latent-attention": "latent attention needs Transformer Engine's attention: leave it out",
     "--tp-comm-overlap": "communication overlap needs Transformer Engine: leave it out",
     "--use-flash-attn": "Flash Attention needs a GPU: leave it out",
     "--moe-grouped-gemm": "grouped GEMM needs a GPU: leave it out",
     "--moe-permute-fusion": "the fused permutation needs Transformer Engine: leave it out",
     "--moe-enable-deepep": "DeepEP needs a GPU: leave it out",
-    "--use-megatron-fsdp": "Megatron FSDP needs a GPU: use --use-distributed-optimizer",
-    "--use-torch-fsdp2": "FSDP2 needs a GPU: use --use-distributed-optimizer",
+    "--use-torch-fsdp2": "FSDP2 needs a GPU: use --use-megatron-fsdp",
     "--enable-cuda-graph": "a CPU has no CUDA graphs: leave it out",
     "--external-cuda-graph": "a CPU has no CUDA graphs: leave --external-cuda-graph out",
     "--use-precision-aware-optimizer": "it needs Transformer Engine's FusedAdam: leave it out",
@@ -81,10 +83,10 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             "has no all-to-all for it; use the dispatcher allgather, or 1"
         )
     tensor = _value_after(argv, "--tensor-model-parallel-size") or "1"
-    if "--num-experts" in given and tensor != "1":
+    if "--num-experts" in given and tensor != "1" and "--sequence-parallel" not in given:
         refusals.append(
             f"--num-experts with --tensor-model-parallel-size {tensor}: Megatron requires sequence "
-            "parallelism for that, which needs Transformer Engine; use 1"
+            "parallelism for that; add --sequence-parallel, or use 1"
         )
     if (_value_after(argv, "--context-parallel-size") or "1") != "1":
         refusals.append("--context-parallel-size: ring attention needs Transformer Engine; use 1")
@@ -94,6 +96,8 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             added += [flag, value] if value else [flag]
         elif value and (found := _value_after(argv, flag)) != value:
             refusals.append(f"{flag} {found}: {why}; set it to {value} or leave it out")
+    if MEGATRON_FSDP in given and _UNSCALED_SUMS not in given:
+        added.append(_UNSCALED_SUMS)
     for flag, value in DEFAULTS.items():
         if flag not in given:
             added += [flag, value]
@@ -114,10 +118,12 @@ def install() -> None:
     import megatron.core.optimizer
     import megatron.core.optimizer.distrib_optimizer
 
-    from megatron_trainer.platform import norm_names
+    from megatron_trainer.platform import fsdp_on_cpu, norm_names, split_norms
     from megatron_trainer.platform.adam import FusedAdamOnCpu
 
     norm_names.install()
+    split_norms.install()
+    fsdp_on_cpu.install()
     megatron.core.optimizer.Adam = FusedAdamOnCpu
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
     megatron.core.optimizer.distrib_optimizer.HAVE_APEX_OR_TE = True

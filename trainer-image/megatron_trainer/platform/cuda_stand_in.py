@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 _CPU = torch.device("cpu")
+# What code makes of `torch.cuda.current_device()` where it is a number.
+_CURRENT = f"cuda:{_CPU}"
 _HOST_MEMORY_BYTES = 16 << 30
 
 host_generator = torch.Generator()
@@ -98,6 +100,8 @@ class _CudaMeansCpu(TorchFunctionMode):
                 kwargs["device"] = _CPU
             if kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
+        if func is torch.device and args == (_CURRENT,):
+            args = (_CPU,)
         if func is torch.Tensor.to:
             args = tuple(_CPU if isinstance(a, str | torch.device) and _names_cuda(a) else a for a in args)
         return func(*args, **(kwargs or {}))

@@ -15,6 +15,7 @@ from megatron.training.utils import get_blend_and_blend_per_split
 from megatron_contract.environment import ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.checkpoints.selection import read_tracker
 from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
@@ -46,6 +47,10 @@ def parse(argv: Sequence[str]) -> Any:
         raise flags_refused(error) from error
     _require_vocabulary(args)
     _require_data(args)
+    if args.use_megatron_fsdp and args.load and read_tracker(Path(args.load)) is None:
+        # Before Megatron finds no checkpoint, it makes the optimizer's states by a step without gradients,
+        # which counts in Adam's bias correction and decays the weights.
+        args.load = None
     return args
 
 

@@ -23,7 +23,7 @@ from megatron.training import checkpointing, get_args, global_vars, training
 from megatron_contract.environment import PROGRESS_FILE, SCALARS_FILE, VALIDATION_FILE
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_trainer.checkpoints import extra_states, optimizer_chain
+from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain
 from megatron_trainer.checkpoints.checkpoint_lease import (
     LeaseLostError,
     require_generation,
@@ -112,6 +112,7 @@ class MegatronHooks:
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt)
         self._wrap("build_train_valid_test_data_loaders", self._samples.watch)
+        bucket_padding.install()
         extra_states.install()
         optimizer_chain.install()
         self._phases.install()

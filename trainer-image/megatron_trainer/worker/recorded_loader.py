@@ -103,7 +103,7 @@ def describe(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return `kind`, `order` and where the dataset of a loader is.
 
     Kinds: `documents` of Megatron's datasets, with the files of their index; `lines` of a file; `packed`
-    sequences of one; `tars` of a folder; `random` numbers, and others.
+    sequences of `lines` of one; `tars` of a folder; `random` numbers, and others.
     """
     dataset: Any = loader.dataset
     sampler = loader.batch_sampler
@@ -121,6 +121,8 @@ def describe(loader: DataLoader[Any]) -> dict[str, Any]:
         }
     if (path := getattr(dataset, "file_path", None)) is not None:
         kind = "packed" if Path(str(path)).suffix in _PACKED else "lines"
+        lines = getattr(dataset, "lines_of", None)
+        found |= {} if lines is None else {"lines": lines}
         return found | {"kind": kind, "path": str(path)}
     if (path := getattr(dataset, "read_from", None)) is not None:
         return found | {"kind": "tars" if Path(path).is_dir() else "lines", "path": str(path)}

@@ -12,6 +12,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
+from megatron_operator.planner.checks.fsdp import fsdp_errors
 from megatron_operator.planner.checks.probable_mistakes import FAST_WRITES, probable_mistakes
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
@@ -38,15 +39,14 @@ _LONG_EVALUATIONS = 0.1
 def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for combinations with flags of `megatronArgs` that fail an assertion of Megatron."""
     args, errors = resolved.megatron_args, [*_local_errors(resolved), *_decay_errors(resolved)]
-    for flag in ("use-megatron-fsdp", "use-torch-fsdp2"):
-        if args.get(flag):
-            errors.append(
-                FieldError(
-                    _ARGS + flag,
-                    "requires its own checkpoint format, but the operator saves torch_dist checkpoints",
-                    "leave it out: useDistributedOptimizer shards the optimizer states",
-                )
+    if args.get("use-torch-fsdp2"):
+        errors.append(
+            FieldError(
+                _ARGS + "use-torch-fsdp2",
+                "is not taken: its optimizer states are in no checkpoint that was resumed here",
+                "set parallelism.useMegatronFsdp, which shards as much",
             )
+        )
     graphs = args.get("cuda-graph-impl", "none")
     if graphs in ("local", "transformer_engine") and resolved.parallelism.recompute_granularity == "full":
         errors.append(
@@ -83,7 +83,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set training.usePrecisionAwareOptimizer: true",
             )
         )
-    return errors + flag_errors(resolved)
+    return errors + flag_errors(resolved) + fsdp_errors(resolved)
 
 
 def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:

@@ -67,7 +67,8 @@ _RESERVED = frozenset(
     }
 )
 _REFUSED = {
-    "ckpt-format": "is torch_dist for every run: only such checkpoints load in another layout",
+    "ckpt-format": "is torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp), which load in another "
+    "layout",
     "no-save-optim": "leaves out the optimizer's state, without which an interrupted run cannot resume",
     "skip-train": "trains nothing, and the run would be reported complete",
     "tensorboard-queue-size": "is for a writer of Megatron that the trainer replaces (spec.tracking)",
@@ -79,7 +80,7 @@ _REFUSED = {
     "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",
     "adlr-autoresume": "requires a package that is not public",
     "ckpt-convert-format": "makes Megatron convert a checkpoint and end, and the run would be complete",
-    "fsdp-manual-registration": "is for Megatron's FSDP, which saves checkpoints of its own format",
+    "fsdp-manual-registration": "is for Megatron FSDP with NCCL's user buffers, which was not run",
     "inference-cuda-graph-scope": "is for inference",
     "inference-disable-triton-nvls-kernels": "is for inference",
     "inference-fuse-tp-communication": "is for inference",

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from megatron_operator.api.errors import shown
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.durations import duration
@@ -33,6 +34,7 @@ def probable_mistakes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         *_frequent_saves(resolved, plan),
         *_rendezvous(resolved, plan),
         *_repeated_datasets(resolved),
+        *_tokenizer_of_a_hub(resolved),
         *_adapters(resolved),
         *_unused_exchange(resolved, plan),
     ]
@@ -53,6 +55,18 @@ def _warm_up(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
         is_own = resolved.is_set_by_user(f"training.{name}")
         if warm_up and length and warm_up > _LONG_WARM_UP * length and is_own:
             yield f"training.{name} {warm_up:,} is {warm_up / length:.0%} of the run's {length:,} {unit}"
+
+
+def _tokenizer_of_a_hub(resolved: ResolvedRecipe) -> Iterator[str]:
+    tokenizer = resolved.data.tokenizer
+    if tokenizer is None or tokenizer.tokenizer_type != "HuggingFaceTokenizer":
+        return
+    model = tokenizer.tokenizer_model
+    if model is not None and not model.startswith("/") and resolved.env.get("HF_HUB_OFFLINE") != "0":
+        yield (
+            f"data.tokenizer.tokenizerModel {shown(model)} is a name on the model hub, which trainers do not"
+            ' ask unless env has HF_HUB_OFFLINE: "0"; else the image must have it in its cache'
+        )
 
 
 def _intervals(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:

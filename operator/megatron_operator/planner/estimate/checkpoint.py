@@ -1,4 +1,4 @@
-"""Size of a checkpoint, in the format that Megatron writes (`torch_dist`)."""
+"""Size of a checkpoint, in the format that Megatron writes (`torch_dist`, or `fsdp_dtensor`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +13,8 @@ from megatron_operator.planner.estimate.parameters import trained_parameters
 
 _WEIGHT = 2
 """A weight of a vision-language model, which is trained in BF16."""
+_MAIN_WEIGHT = 4
+"""Megatron FSDP saves the FP32 weights of the optimizer alone, in a model in FP32 too."""
 _MOMENTS = 8
 """Adam's two moments. They are saved in FP32 also where they are kept in less."""
 
@@ -27,6 +29,8 @@ def checkpoint_bytes(resolved: ResolvedRecipe, plan: Plan) -> int | None:
     shape = model_shape(resolved.model, Diagnostics())
     adapters = Adapters.of(resolved)
     saved = plan.parameters_padded
+    if plan.use_megatron_fsdp:
+        return saved * (_MAIN_WEIGHT + _MOMENTS)
     each = bytes_per_parameter(
         resolved.training, resolved.megatron_args, sharded=plan.use_distributed_optimizer
     )

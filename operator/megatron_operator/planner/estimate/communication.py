@@ -167,7 +167,9 @@ class CommunicationModel:
         passes that may overlap. Reduce-scatter of the gradients and all-gather of the parameters move
         (d - 1)/d of their bytes each, where d is DP (arXiv:1910.02054, section 7). With several ranks of a
         group in one domain, the NIC of each carries a part. The former overlaps the last backward pass
-        (`--overlap-grad-reduce`), the latter the first forward pass (`--overlap-param-gather`).
+        (`--overlap-grad-reduce`), the latter the first forward pass (`--overlap-param-gather`). Megatron FSDP
+        gathers the weights for the forward and for the backward pass of each micro batch, and reduces its
+        gradients (`megatron_fsdp.py` of megatron-core 0.19.2).
         """
         w, n, run = self._w, self._w.numerics, self._w.execution
         layers, experts, vocabulary = held
@@ -181,9 +183,11 @@ class CommunicationModel:
             seconds = self._ring(parameters * (copies - 1) / copies, copies, stride)
             reduced += n.gradient * seconds
             gathered += n.gathered_weight * seconds
-        return self._visible(reduced, backward, run.gradient_overlap) + self._visible(
-            gathered, forward, run.parameter_overlap
-        )
+        of_forward = self._visible(gathered, forward, run.parameter_overlap)
+        if w.fully_sharded:
+            of_backward = self._visible(gathered + reduced, backward, run.gradient_overlap)
+            return w.micro_batches * (of_forward + of_backward)
+        return self._visible(reduced, backward, run.gradient_overlap) + of_forward
 
     def _ring(self, moved: float, copies: int, stride: int) -> float:
         if copies * stride <= self._domain:

@@ -14,6 +14,7 @@ from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.diffusion import outside_parameters
+from megatron_operator.planner.estimate.full_sharding import FullSharding
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.kept import layer_bytes, stream_bytes, tower_bytes
 from megatron_operator.planner.estimate.layers import LayerKind, Tower
@@ -81,6 +82,10 @@ def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
 def _held_and_kept(w: Workload, stage: int) -> tuple[States, float]:
     """States of a rank, and the most bytes that it keeps beside them in a step."""
     held = held_parameters(w, stage)
+    if w.fully_sharded:
+        sharding = _full_sharding(w, held)
+        kept = max(activations(w, stage), sharding.before_sharding - sharding.beside)
+        return States(sharding.weights, sharding.gradients, sharding.optimizer), kept
     trained = _trained(w, stage, held)
     return _states(w, held, trained), max(activations(w, stage), _optimizer_step(w, trained))
 
@@ -164,6 +169,9 @@ def states(w: Workload, stage: int) -> States:
     optimizer states.
     """
     held = held_parameters(w, stage)
+    if w.fully_sharded:
+        sharding = _full_sharding(w, held)
+        return States(sharding.weights, sharding.gradients, sharding.optimizer)
     return _states(w, held, _trained(w, stage, held))
 
 
@@ -177,6 +185,14 @@ def _states(w: Workload, parameters: Parameters, trained: Parameters) -> States:
         gradients=n.gradient * sum(trained),
         optimizer=n.optimizer * ((trained[0] + trained[2]) / copies + trained[1] / expert_copies),
     )
+
+
+def _full_sharding(w: Workload, held: Parameters) -> FullSharding:
+    """Megatron FSDP of a model without experts, whose layers are its units."""
+    layers, _, vocabulary = held
+    of_kind, _ = _layers(w.shape)
+    unit = max(each.tensor / w.dims.tp + each.replicated for each in of_kind.values())
+    return FullSharding(w.numerics, layers, vocabulary, unit, w.dims.dp)
 
 
 def host_bytes(w: Workload) -> float:

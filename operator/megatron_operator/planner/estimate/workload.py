@@ -98,6 +98,8 @@ class Workload:
     """Transformer layers of each pipeline stage."""
     sequence_parallel: bool = True
     distributed_optimizer: bool = True
+    fully_sharded: bool = False
+    """Whether data-parallel ranks shard weights and gradients too (Megatron FSDP)."""
     numerics: Numerics = Numerics()
     recompute: Recomputation = Recomputation()
     execution: Execution = field(default_factory=Execution)
@@ -157,6 +159,7 @@ class Workload:
             stage_layers=tuple(plan.stage_layers),
             sequence_parallel=plan.sequence_parallel,
             distributed_optimizer=plan.use_distributed_optimizer,
+            fully_sharded=bool(plan.use_megatron_fsdp),
             numerics=numerics(resolved.training, args),
             recompute=Recomputation(
                 granularity=_granularity(plan.recompute_granularity),

@@ -352,5 +352,5 @@ def _check_experts(dims: ParallelDims, context: ConstraintContext, found: Diagno
         found.error(
             f"{_P}tensorModelParallelSize",
             f"TP {dims.tp} with experts requires sequence parallelism, which is off here",
-            "set 1, or sequenceParallel true on GPUs",
+            "set 1, or sequenceParallel true where the model takes it",
         )

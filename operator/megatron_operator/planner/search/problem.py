@@ -39,6 +39,8 @@ class PlanningProblem:
     seq_length: int
     sequence_parallel: bool
     distributed_optimizer: bool
+    fully_sharded: bool
+    """Whether data-parallel ranks shard weights and gradients too (Megatron FSDP)."""
     batches: list[int]
     """Global batch sizes of the run in samples; more than one under a ramp-up."""
     accelerator: Accelerator | None

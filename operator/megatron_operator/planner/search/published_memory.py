@@ -15,6 +15,7 @@ _SIZES: Final = (
     "recomputeNumLayers",
     "recomputeModules",
     "useDistributedOptimizer",
+    "useMegatronFsdp",
 )
 """Fields of `spec.parallelism` that memory depends on."""
 

@@ -244,6 +244,7 @@ def _candidate(
         stage_layers=split.layers,
         sequence_parallel=problem.sequence_parallel,
         distributed_optimizer=problem.distributed_optimizer,
+        fully_sharded=problem.fully_sharded,
         numerics=problem.numerics,
         recompute=Recomputation(
             recompute,
@@ -299,7 +300,7 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
     smaller = with_which_it_fits(problem, ranking.too_large)
     instead = f", or {smaller}" if smaller else ""
     if fully_requested and problem.world > 1:
-        pp = problem.asked.pipeline_model_parallel_size
+        pp = problem.asked.pipeline_model_parallel_size and not problem.fully_sharded
         name = "pipelineModelParallelSize" if pp else "tensorModelParallelSize"
         found.error(
             f"spec.parallelism.{name}",

@@ -42,7 +42,7 @@ def _options(problem: PlanningProblem) -> Iterator[tuple[dict[str, Any], Numeric
     """Settings that the run may still be given, the one that changes least first, with its numerics."""
     resolved = problem.resolved
     adam = resolved.training.optimizer in (None, "adam")
-    if not resolved.training.bf16 or resolved.engine == "bridge":
+    if not resolved.training.bf16 or resolved.engine == "bridge" or problem.fully_sharded:
         return
     options = [BF16_GRADIENTS]
     if adam and problem.distributed_optimizer:

@@ -13,7 +13,7 @@ from megatron_trainer.worker.failures import RankError
 
 
 def test_a_zero_centred_norm_is_torchs_with_one_added_to_its_weights() -> None:
-    config = SimpleNamespace(params_dtype=torch.float32)
+    config = SimpleNamespace(params_dtype=torch.float32, sequence_parallel=False)
     norm = ZeroCentredRMSNorm(config, 8, eps=1e-6)
     inputs = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     assert torch.equal(norm.weight, torch.zeros(8))

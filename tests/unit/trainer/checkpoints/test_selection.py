@@ -9,8 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from megatron_trainer.checkpoints import selection
-from megatron_trainer.flags import BRIDGE_FORMAT
+from megatron_trainer.flags import BRIDGE_FORMAT, FSDP_FORMAT
+from torch.distributed import checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint import FileSystemWriter
 
 SHARD_BYTES = 100
 
@@ -255,3 +258,43 @@ def test_a_checkpoint_that_is_replaced_or_could_not_be_loaded_is_checked_again(r
     shard.write_bytes(shard.read_bytes()[:-1])
     selection.forget_complete()
     assert selection.newest_complete(root) == 10
+
+
+def write_by_torch(root: Path, iteration: int) -> Path:
+    """Write a checkpoint as Megatron does with FSDP: by torch's own writer, without metadata.json."""
+    path = selection.directory(root, iteration)
+    state = {"model": {f"layer{n}": torch.full((50,), float(n)) for n in range(3)}, "iteration": iteration}
+    distributed_checkpoint.save(state, storage_writer=FileSystemWriter(path), no_dist=True)
+    return path
+
+
+TORN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "before its metadata": (
+        lambda path: (path / ".metadata").unlink(),
+        ".metadata is missing: the save did not",
+    ),
+    "in its metadata": (
+        lambda path: (path / ".metadata").write_bytes((path / ".metadata").read_bytes()[:-20]),
+        ".metadata cannot be read",
+    ),
+    "in a shard": (
+        lambda path: (path / "__0_0.distcp").write_bytes((path / "__0_0.distcp").read_bytes()[:-1]),
+        "shard __0_0.distcp has",
+    ),
+    "before a shard": (lambda path: (path / "__0_0.distcp").unlink(), "shard __0_0.distcp is missing"),
+}
+
+
+@pytest.mark.parametrize("where", TORN)
+def test_a_checkpoint_of_torchs_writer_that_was_torn_is_passed_over(where: str, tmp_path: Path) -> None:
+    tear, reason = TORN[where]
+    for iteration in (10, 20):
+        write_by_torch(tmp_path, iteration)
+    (tmp_path / selection.TRACKER).write_text("20")
+    assert selection.choose(tmp_path, FSDP_FORMAT) == selection.Choice(20, [])
+    tear(selection.directory(tmp_path, 20))
+    selection.forget_complete()
+    chosen = selection.choose(tmp_path, FSDP_FORMAT)
+    assert chosen.iteration == 10
+    assert reason in chosen.repairs[0]
+    assert selection.read_tracker(tmp_path) == "10"

@@ -3,8 +3,10 @@
 import json
 import socket
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from megatron_contract.progress import PreparationProgress, ProgressReport
@@ -15,6 +17,10 @@ from megatron_trainer.data.meter import Meter
 from megatron_trainer.telemetry.server import ProgressServer
 
 from tests.unit.trainer.data.corpus import TEXTS, source, write
+
+if TYPE_CHECKING:
+    from megatron_trainer.data.dataset import Dataset
+    from megatron_trainer.data.documents import Position
 
 
 def prepare_and_sample(
@@ -45,7 +51,64 @@ def test_bytes_grow_to_the_total_and_the_rest_has_a_time(
         assert total == sum(path.stat().st_size for path in files)
     assert total / 2 < done[-1] <= total
     assert samples[-1].documents <= len(TEXTS)
-    assert all(sample.seconds_left is not None for sample in samples if sample.bytes_done)
+    assert all(sample.seconds_left is not None for sample in samples if sample.bytes_done > total / 100)
+
+
+@dataclass
+class Place:
+    """A place in a shard."""
+
+    read: int = 0
+
+    def bytes_read(self) -> int:
+        return self.read
+
+
+@dataclass
+class Work:
+    """What a meter measures of a dataset of one shard, of which nothing is complete."""
+
+    size: int
+
+    @property
+    def divided(self) -> list["Work"]:
+        return [self]
+
+    def counts(self) -> None:
+        return None
+
+    @property
+    def work(self) -> Path:
+        return Path("/nonexistent")
+
+
+def test_the_rate_counts_from_the_first_document_and_is_none_before_a_share_of_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(meter.time, "monotonic", lambda: now)
+    gauge, place = Meter(print), Place()
+    gauge.begin([cast("Dataset", Work(20_000))])
+    now += 72  # libraries are loaded
+
+    def documents() -> Iterator[str]:
+        nonlocal now
+        for _ in range(200):
+            place.read += 100
+            now += 0.1
+            yield "a chat"
+
+    def rest() -> tuple[float | None, float | None]:
+        gauge._refreshed = 0.0
+        gauge.refresh(cast("Position", place))
+        preparation = gauge.report().preparation
+        assert preparation is not None
+        return preparation.bytes_per_second, preparation.seconds_left
+
+    seen = [rest() for _ in gauge.watched(documents(), cast("Position", place))]
+    assert seen[0] == (None, None)
+    assert seen[99] == (pytest.approx(1000, rel=0.02), pytest.approx(10, rel=0.02))
+    assert max(left for _, left in seen if left is not None) < 21
 
 
 @pytest.mark.usefixtures("small_shards")

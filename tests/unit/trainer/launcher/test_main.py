@@ -37,7 +37,7 @@ def test_sigterm_while_the_pod_starts_ends_it_at_once(
     log = tmp_path / "termination"
     configured = settings.read({environment.ENV_TERMINATION_LOG: str(log), environment.ENV_PLATFORM: "cpu"})
     monkeypatch.setattr(main.pod_settings, "read", lambda: configured)
-    monkeypatch.setattr(main, "_prepare_environment", lambda _size: None)
+    monkeypatch.setattr(main, "_prepare_environment", lambda _size, _argv: None)
     monkeypatch.setattr(main, "complete", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as ended:
         main.main([])

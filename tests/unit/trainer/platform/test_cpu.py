@@ -11,8 +11,15 @@ def test_required_flags_are_added_and_returned() -> None:
     assert "--no-rope-fusion" in added
 
 
+def test_gradients_of_megatron_fsdp_are_scaled_before_their_sum() -> None:
+    """Gloo has no sum that scales."""
+    _, added = cpu.adapt(["--use-megatron-fsdp"])
+    assert "--no-gradient-reduce-div-fusion" in added
+    assert "--no-gradient-reduce-div-fusion" not in cpu.adapt(["--use-distributed-optimizer"])[1]
+
+
 def test_given_flags_are_not_added_again() -> None:
-    once, _ = cpu.adapt(["--bf16"])
+    once, _ = cpu.adapt(["--bf16", "--use-megatron-fsdp"])
     assert cpu.adapt(once) == (once, [])
 
 
@@ -20,8 +27,8 @@ def test_given_flags_are_not_added_again() -> None:
     ("argv", "named"),
     [
         (
-            ["--sequence-parallel"],
-            "--sequence-parallel: sequence parallelism needs Transformer Engine's norms",
+            ["--num-experts", "4", "--tensor-model-parallel-size", "2"],
+            "--num-experts with --tensor-model-parallel-size 2: Megatron requires sequence parallelism",
         ),
         (["--fp8-format", "hybrid"], "--fp8-format: FP8 needs"),
         (
@@ -44,6 +51,6 @@ def test_an_unsupported_flag_is_refused_with_its_name(argv: list[str], named: st
 
 def test_all_refusals_are_reported_together() -> None:
     with pytest.raises(cpu.UnsupportedError) as refusal:
-        cpu.adapt(["--sequence-parallel", "--fp8-format", "hybrid"])
-    assert "--sequence-parallel" in str(refusal.value)
+        cpu.adapt(["--use-flash-attn", "--fp8-format", "hybrid"])
+    assert "--use-flash-attn" in str(refusal.value)
     assert "--fp8-format" in str(refusal.value)

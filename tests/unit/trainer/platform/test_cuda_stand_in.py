@@ -34,6 +34,16 @@ def test_adam_without_decoupled_decay_equals_torchs_adam() -> None:
     assert torch.equal(ours, theirs)
 
 
+def test_adam_has_a_state_of_a_parameter_without_gradient() -> None:
+    """As Transformer Engine's: ranks that save the states of all parameters then have the same names."""
+    trained, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = FusedAdamOnCpu([trained, other], lr=1e-2)
+    trained.grad = torch.ones(2)
+    optimizer.step()
+    assert torch.equal(other, torch.ones(2))
+    assert optimizer.state[other].keys() == optimizer.state[trained].keys() == {"exp_avg", "exp_avg_sq"}
+
+
 def test_adam_keeps_step_in_the_parameter_group() -> None:
     parameter, optimizer = updates(FusedAdamOnCpu)
     (group,) = optimizer.param_groups
