@@ -1,4 +1,4 @@
-"""Runs of Megatron-Bridge that continue in another layout, with the optimizer that `elastic` saves."""
+"""Runs of Megatron-Bridge that continue in another layout or schedule, with their optimizer."""
 
 import importlib.util
 import shutil
@@ -76,6 +76,16 @@ def test_a_run_continues_in_another_layout_after_one_checkpoint_with_elastic(
     assert sorted(losses) == sorted(expected) == list(range(1, ITERATIONS + 1))
     for iteration, (loss,) in expected.items():
         assert losses[iteration] == [pytest.approx(loss, rel=1e-3)], iteration
+
+
+def test_an_edited_schedule_is_that_of_the_next_iterations(new_run: NewRun) -> None:
+    first: dict[str, Value] = {"optimizer.lr": 0.01, "scheduler.lr_decay_style": "constant"}
+    second: dict[str, Value] = {"optimizer.lr": 0.02, "scheduler.lr_decay_iters": 50}
+    run = new_run("sft")
+    assert continued(run, SAVED_EVERY, first) == [0], run.log()[-3000:]
+    assert continued(run, SAVED_EVERY + 2, second) == [0], run.log()[-3000:]
+    rates = {each["iteration"]: each["learningRate"] for each in run.records()}
+    assert [rates[SAVED_EVERY + offset] for offset in range(3)] == [0.01, 0.02, 0.02]
 
 
 def test_no_sample_is_repeated_or_left_out_at_another_number_of_data_parallel_ranks(

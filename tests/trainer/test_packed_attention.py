@@ -34,7 +34,7 @@ def test_packed_samples_have_the_losses_and_gradients_of_the_same_samples_alone(
 
 
 def test_a_mask_is_that_of_a_sample_and_samples_of_no_length_are_left_out() -> None:
-    from megatron_trainer.bridge.packed_attention import SamplesApart
+    from megatron_trainer.bridge.packed_attention import PackedAttention
 
     seen: list[Any] = []
 
@@ -43,7 +43,7 @@ def test_a_mask_is_that_of_a_sample_and_samples_of_no_length_are_left_out() -> N
             seen.append((len(query), int(mask.sum())))
             return query.flatten(2)
 
-    class Apart(SamplesApart, Recorded):
+    class Apart(PackedAttention, Recorded):
         pass
 
     query = torch.arange(24.0).view(6, 2, 2)

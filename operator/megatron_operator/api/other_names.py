@@ -89,7 +89,9 @@ _NOT_NEEDED: Final = {
         "enableStragglerDetection logStraggler stragglerDetection"
     ),
     "leave it out: checkpoints have all that an interrupted run needs to resume": "noSaveOptim noSaveRng",
-    "leave it out: checkpoints are torch_dist": "ckptFormat autoDetectCkptFormat distCkptFormat",
+    "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp)": (
+        "ckptFormat autoDetectCkptFormat distCkptFormat"
+    ),
     "leave it out: these models are the only ones": "useMcoreModels useMcore",
     "leave it out: it follows from accelerator.count and the other sizes": (
         "dataParallelSize dataParallel dpSize dp"

@@ -285,13 +285,16 @@ def _not_apart_on_cpus(model: Architecture) -> str:
 def packing_errors(
     spec: MegatronRecipeSpec, entry: Entry | None, profile: AcceleratorProfile
 ) -> Iterator[FieldError]:
-    """Errors of packed samples where nothing keeps them apart, or that have weights."""
-    if spec.data is None or not spec.data.packing:
+    """Errors of packed samples where nothing keeps them apart, or that have weights.
+
+    A recipe that does not fine-tune takes no packing: `refused_settings`.
+    """
+    if spec.data is None or not spec.data.packing or entry is None or not entry.fine_tunes:
         return
-    if entry is not None and entry.model.csa_compress_ratios is not None:
+    if entry.model.csa_compress_ratios is not None:
         message = "true, but attention with csaCompressRatios does not keep packed samples apart"
         yield FieldError("spec.data.packing", message, _LEAVE)
-    elif entry is not None and profile.platform == "cpu" and (layers := _not_apart_on_cpus(entry.model)):
+    elif profile.platform == "cpu" and (layers := _not_apart_on_cpus(entry.model)):
         message = f"true, but on CPUs the {layers} of {entry.name} do not keep packed samples apart"
         yield FieldError("spec.data.packing", message, _LEAVE)
     for number, source in enumerate(spec.data.sources or ()):

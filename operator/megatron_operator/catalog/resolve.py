@@ -21,6 +21,7 @@ from megatron_operator.catalog import (
     dispatcher,
     fine_tuning,
     frozen,
+    full_sharding,
     gradients,
     hub,
     latents,
@@ -164,6 +165,7 @@ def _merged(
         found.origin("image", "recipe")
     performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
     overlaps.switch_off_inherited(merged["parallelism"], found)
+    full_sharding.drop_inherited(merged, found)
     if entry is None or entry.engine == "megatron":
         found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
         data.take_tokenizer(merged["data"], spec, found)

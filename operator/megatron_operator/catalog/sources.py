@@ -134,7 +134,10 @@ def _suffix_error(path: str, kind: str | None, at: str) -> FieldError | None:
     name = PurePosixPath(path.lower())
     suffix, inner = name.suffix, PurePosixPath(name.stem).suffix
     is_compressed = suffix in _COMPRESSED or suffix in _NOT_DECOMPRESSED
-    if suffix == ".tgz" or (is_compressed and (kind == "webdataset" or inner == ".tar")):
+    is_archive = suffix == ".tgz" or (is_compressed and inner == ".tar")
+    if is_archive and kind not in (None, "webdataset"):
+        return _archive_error(path, at)
+    if is_archive or (is_compressed and kind == "webdataset"):
         fix = "decompress it, and name the .tar files"
         return FieldError(
             f"{at}.path", f"{shown(path)} is compressed: samples are read within tar files", fix
@@ -152,6 +155,21 @@ def _suffix_error(path: str, kind: str | None, at: str) -> FieldError | None:
     if suffix == ".parquet" and kind in ("jsonl", "text"):
         return FieldError(f"{at}.format", f"{kind} does not read {shown(path)}", "set parquet")
     return None
+
+
+def archive_errors(found: Sequence[SourceSpec]) -> Iterator[FieldError]:
+    """Errors of tar files whose format is that of single files.
+
+    A run that an earlier release admitted may have prepared them.
+    """
+    for number, source in enumerate(found):
+        if source.format not in (None, "webdataset", "hf") and source.path.lower().endswith(".tar"):
+            yield _archive_error(source.path, f"spec.data.sources[{number}]")
+
+
+def _archive_error(path: str, at: str) -> FieldError:
+    fix = "unpack it, and name the files in it"
+    return FieldError(f"{at}.path", f"{shown(path)} is an archive", fix)
 
 
 def in_object_storage(source: Mapping[str, Any]) -> bool:

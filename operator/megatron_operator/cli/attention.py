@@ -17,6 +17,9 @@ _SUMMARIES: Final = (Condition.READY, Condition.STALLED)
 _GOES_ON: Final = TRAINS | {Phase.SUCCEEDED, Phase.SUSPENDED}
 """Phases of runs that do not wait for anything."""
 
+_TRAINS_NO_LONGER: Final = frozenset({Phase.SUCCEEDED, Phase.SUSPENDED, Phase.EXPORTING})
+"""Phases in which Running is false of a run without trouble."""
+
 
 def attention(status: Object) -> Iterator[tuple[str, str]]:
     """Label and text of conditions that are not those of a run without trouble, slow ranks, and warnings."""
@@ -43,7 +46,7 @@ def reason_to_wait(status: Object) -> str | None:
 
 
 def _conditions(status: Object) -> Iterator[Object]:
-    over = status.get("phase") in (Phase.SUCCEEDED, Phase.SUSPENDED)
+    over = status.get("phase") in _TRAINS_NO_LONGER
     for condition in status.get("conditions") or []:
         kind, value = condition["type"], condition["status"]
         if kind in _SUMMARIES or (over and kind == Condition.RUNNING):

@@ -65,9 +65,9 @@ class NodeReader:
                 self._cache[name] = moment, states[name]
         return states
 
-    def taints(self) -> frozenset[Taint]:
-        """Taints of ready nodes that keep pods away; none where nodes are not watched."""
-        return frozenset() if self._watch is None else self._watch.taints()
+    def taints(self) -> frozenset[Taint] | None:
+        """Taints of ready nodes that keep pods away; None where nodes are not watched, or not listed yet."""
+        return None if self._watch is None else self._watch.taints()
 
     def _watched(self, names: Collection[str], held: Collection[str]) -> dict[str, NodeStatus]:
         """Nodes as the watch has them, if it is up to date.

@@ -53,9 +53,11 @@ class NodeWatch(CollectionWatch[NodeStatus]):
         signs = {node: maintenance_sign(node, rules) for node in set(nodes.values())}
         return {name: sign for name, node in nodes.items() if (sign := signs[node]) is not None}
 
-    def taints(self) -> frozenset[Taint]:
-        """Those of the ready nodes that keep pods away; none before the first list."""
-        statuses = set((self._kept or {}).values())
+    def taints(self) -> frozenset[Taint] | None:
+        """Those of the ready nodes that keep pods away; None before the first list."""
+        if self._kept is None:
+            return None
+        statuses = set(self._kept.values())
         return frozenset(
             taint for each in statuses if each.state is NodeState.READY for taint in each.blocking
         )

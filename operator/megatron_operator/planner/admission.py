@@ -1,15 +1,16 @@
 """Admission of a recipe: resolve and plan it in one step, and report all errors together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, ResolvedRecipe, resolve_for_planning
+from megatron_operator.catalog.sources import archive_errors
 from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.checks.checkpoint_volume import checkpoint_volume_warnings
 from megatron_operator.planner.checks.lint import lint_warnings
@@ -42,8 +43,7 @@ class PlannedRun:
         return [
             *layout_warnings(self.plan),
             *checkpoint_volume_warnings(self.resolved, self.plan),
-            # Errors of a new run; one that an earlier release admitted goes on.
-            *(str(error).removeprefix("spec.") for error in volume_access_errors(self.resolved)),
+            *(str(error).removeprefix("spec.") for error in _errors_of_new_run(self.resolved)),
             *lowest_rate_warnings(self.resolved),
             *lint_warnings(self.resolved, self.plan),
         ]
@@ -90,6 +90,12 @@ def admit_and_compare(
     return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made), alternatives
 
 
+def _errors_of_new_run(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Errors that are warnings of a run that an earlier release admitted, which goes on."""
+    yield from volume_access_errors(resolved)
+    yield from archive_errors(resolved.data.sources or ())
+
+
 def _admit[T](
     spec: MegatronRecipeSpec,
     platform: PlatformConfig,
@@ -103,7 +109,7 @@ def _admit[T](
     resolved = resolve_for_planning(spec, platform, catalog, namespace, found)
     if is_new:
         reported = {error.field for error in found.errors}
-        found.extend(error for error in volume_access_errors(resolved) if error.field not in reported)
+        found.extend(error for error in _errors_of_new_run(resolved) if error.field not in reported)
     resolved = as_planned(resolved)
     try:
         made = make(resolved)

@@ -24,7 +24,10 @@ MAX_CHECKPOINTS: Final = 20
 _ITERATION_DIR: Final = re.compile(r"iter_(\d{7,18})")
 _SET_ASIDE: Final = re.compile(r"iter_\d{7,18}\.(broken|rolled-back)-\d+")
 _UNFINISHED: Final = "{}: the save has not finished"
+_BACKEND: Final = "metadata.json"
 _OF_BRIDGE: Final = ("train_state.pt", "run_config.yaml")
+_TRACKER: Final = "latest_checkpointed_iteration.txt"
+"""What Megatron writes once a checkpoint is complete."""
 _OF_FILE_SYSTEM: Final = "lost+found"
 """A folder that only root may read, on many volumes; no run is there."""
 _PATH: Final = Text(4096)
@@ -236,18 +239,20 @@ def find_checkpoints(directory: Path) -> FoundCheckpoints:
     paths = [(iteration, directory / name) for iteration, name in iterations[:MAX_CHECKPOINTS]]
     # What Bridge writes last may be missing from the newest; that an older one has it shows the engine.
     bridge = any(_size(path / name) is not None for _, path in paths for name in _OF_BRIDGE)
-    found = tuple(_check(iteration, path, bridge=bridge) for iteration, path in paths)
+    # Megatron FSDP writes no metadata.json; the first save of another format has none yet, and no tracker.
+    fsdp = bool(_size(directory / _TRACKER)) and all(_size(path / _BACKEND) is None for _, path in paths)
+    found = tuple(_check(iteration, path, bridge=bridge, fsdp=fsdp) for iteration, path in paths)
     return FoundCheckpoints(found, len(iterations), aside)
 
 
-def _check(iteration: int, path: Path, *, bridge: bool) -> FoundCheckpoint:
-    last, problem = path / "metadata.json", None
+def _check(iteration: int, path: Path, *, bridge: bool, fsdp: bool) -> FoundCheckpoint:
+    last, problem = path / (".metadata" if fsdp else _BACKEND), None
     if not _size(last) and (files := list(path.glob("mp_rank_*/*.pt"))):
         # Megatron's older format `torch` has no metadata.
         last = files[0]
         problem = next((f"{each.name} is empty" for each in files if not _size(each)), None)
     else:
-        problem = _problem_of_metadata(last)
+        problem = None if fsdp else _problem_of_metadata(last)
         if problem is None and not _size(path / ".metadata"):
             problem = _UNFINISHED.format(".metadata is missing or empty")
         if problem is None and bridge:

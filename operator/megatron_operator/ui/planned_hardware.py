@@ -15,12 +15,11 @@ _ROUNDED: Final = 0.01
 def planned_hardware(plan: Plan | None) -> str | None:
     """The planner's name of the accelerator; None where the plan has no figures of one that it knows.
 
-    Of several with the same memory and peak, which differ in their links alone, the first of the table.
+    Those are memory and peak, of which a CPU has none. Of several with the same, which differ in their links
+    alone, the first of the table.
     """
-    if plan is None or plan.memory_per_gpu is None:
+    if plan is None or plan.memory_per_gpu is None or (capacity := plan.memory_per_gpu.capacity) is None:
         return None
-    if (capacity := plan.memory_per_gpu.capacity) is None:
-        return "cpu"
     peak = None if plan.expected is None else plan.expected.peak_tflops
     for name, each in hardware.table().items():
         if each is None or each.name != name or each.memory != capacity:

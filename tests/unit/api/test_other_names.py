@@ -51,7 +51,11 @@ def errors(section: str, name: str, value: Any) -> list[str]:
             "noSaveOptim",
             "leave it out: checkpoints have all that an interrupted run needs to resume",
         ),
-        ("checkpoint", "ckptFormat", "leave it out: checkpoints are torch_dist"),
+        (
+            "checkpoint",
+            "ckptFormat",
+            "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp)",
+        ),
         ("training", "learningRate", "set spec.training.lr"),
         ("training", "fp8Hybrid", "set spec.training.fp8Format: hybrid"),
         ("training", "nvfp4", "set spec.training.fp4Format: e2m1"),

@@ -3,8 +3,14 @@
 from typing import Any
 
 import pytest
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.status import Plan
+from megatron_operator.api.validation import parse_spec
+from megatron_operator.catalog import load
 from megatron_operator.catalog.sources import source_errors, with_formats
+from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.planner import PlannedRun, admit
 
 
 def formats(*sources: dict[str, Any], fine_tunes: bool = False) -> list[str | None]:
@@ -45,6 +51,9 @@ def test_a_format_that_is_set_stays() -> None:
     [
         ("/data/images/*.tar.gz", "webdataset", "is compressed: samples are read within tar files"),
         ("/data/images/a.tgz", "webdataset", "is compressed: samples are read within tar files"),
+        ("/data/web/*.tar.gz", "text", "is an archive; unpack it, and name the files in it"),
+        ("/data/web.tgz", "jsonl", "is an archive; unpack it, and name the files in it"),
+        ("/data/docs.tar.zst", "parquet", "is an archive; unpack it, and name the files in it"),
         ("/data/docs.parquet.zst", "parquet", "is compressed as a whole, which no Parquet file is"),
         ("s3://corpus/web/*.jsonl.XZ", "jsonl", "is not plain, .gz or .zst; compress it with gzip or zstd"),
         ("/data/chats.zip", "chat", "is not plain, .gz or .zst; unpack it"),
@@ -70,6 +79,22 @@ def test_a_suffix_that_no_reader_of_the_format_takes_is_refused(path: str, kind:
 )
 def test_a_suffix_that_may_be_read_is_left_to_the_preparation(path: str, kind: str) -> None:
     assert source_errors({"path": path, "format": kind}, "spec.data.sources[0]", media="images") == []
+
+
+def test_a_tar_file_of_text_is_refused_and_a_run_that_was_admitted_with_one_goes_on() -> None:
+    def admitted(path: str, previous: Plan | None = None) -> PlannedRun:
+        tokenizer = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"}
+        source = {"path": path, "format": "text"}
+        data = {"sources": [source], "volume": {"size": "1Ti"}, "tokenizer": tokenizer}
+        spec = {"recipe": "llama3-8b", "accelerator": {"type": "h100-sxm", "count": 8}, "data": data}
+        return admit("run", parse_spec(spec), default_platform(), load(), previous=previous)
+
+    problem = "'/data/web.tar' is an archive; unpack it, and name the files in it"
+    with pytest.raises(InvalidRecipeError) as refused:
+        admitted("/data/web.tar")
+    assert [str(error) for error in refused.value.errors] == [f"spec.data.sources[0].path: {problem}"]
+    kept = admitted("/data/web.tar", admitted("/data/web.txt").plan)
+    assert f"data.sources[0].path: {problem}" in kept.warnings
 
 
 def test_a_suffix_that_no_format_reads_asks_for_no_format() -> None:

@@ -10,6 +10,7 @@ from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller import collection_watch
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.node_watch import NodeWatch
+from megatron_operator.lifecycle.node_state import Taint
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
 RUN, OTHER = RecipeKey("default", "run"), RecipeKey("default", "other")
@@ -171,6 +172,6 @@ def test_taints_that_keep_pods_away_are_those_of_ready_nodes() -> None:
     lost = node("b", 7, taint="lost")
     lost["status"]["conditions"][0]["status"] = "Unknown"
     watch, _, _ = watched([event("MODIFIED", tainted), event("MODIFIED", lost)])
-    assert watch.taints() == {("nvidia.com/gpu", "present", "NoSchedule")}
+    assert watch.taints() == {Taint("nvidia.com/gpu", "present", "NoSchedule")}
     client: Any = Nodes()
-    assert NodeWatch(client, lambda _run: None).taints() == frozenset()
+    assert NodeWatch(client, lambda _run: None).taints() is None

@@ -1,5 +1,6 @@
 """Pods of Jobs without accelerators that have no node: the message, and when the Job is replaced."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -19,12 +20,17 @@ def job(placement: str | None = None, **spec: Any) -> dict[str, Any]:
 
 
 def message(*taints: Taint, tolerations: list[dict[str, Any]] | None = None) -> str:
+    """What is added to the problem of a pod that taints keep away."""
+    return added(taints, tolerations)
+
+
+def added(taints: Collection[Taint] | None, tolerations: list[dict[str, Any]] | None = None) -> str:
     pods = [{"spec": {"tolerations": tolerations or []}}]
     found = Diagnosis(Reason.UNSCHEDULABLE, UNTOLERATED)
     explained = with_platform_field(found, job(), pods, taints)
     assert explained.reason is Reason.UNSCHEDULABLE
-    assert explained.message.startswith(f"{UNTOLERATED}; ")
-    return explained.message.removeprefix(f"{UNTOLERATED}; ")
+    assert explained.message.startswith(UNTOLERATED)
+    return explained.message.removeprefix(UNTOLERATED).removeprefix("; ")
 
 
 def test_the_taints_and_the_field_of_the_platform_are_named() -> None:
@@ -42,8 +48,23 @@ def test_taints_that_are_tolerated_or_are_no_administrators_are_not_named() -> N
     assert message(GPU, cordoned, control_plane, pool, tolerations=tolerated) == expected
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node-role.kubernetes.io/control-plane",
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "cloud.google.com/impending-node-termination",
+    ],
+)
+def test_nothing_is_added_where_no_taint_is_one_to_tolerate(key: str) -> None:
+    """Of the control plane, and of nodes that are about to go: another node lacks something else."""
+    assert message(Taint(key, "", "NoSchedule")) == ""
+    assert message() == ""
+
+
 def test_the_field_is_named_where_nodes_are_not_read_and_many_taints_are_counted() -> None:
-    assert message() == f"nodes with taints take it once {FIELD} has these"
+    assert added(None) == f"nodes with taints take it once {FIELD} has these"
     many = (Taint(f"pool-{number}", "", "NoSchedule") for number in range(7))
     assert "pool-3:NoSchedule, and 3 others take it" in message(*many)
 
@@ -81,8 +102,13 @@ def test_other_problems_stay_as_they_are(reason: Reason, text: str) -> None:
         (None, None, [{"spec": {}}], False),
         (None, "a", [{"spec": {}}, {"spec": {"nodeName": "n"}}], False),
         (None, "a", [{"spec": {}}, {"spec": {"nodeName": "n"}, "status": {"phase": "Failed"}}], True),
+        (None, "a", [{"spec": {}}, {"spec": {"nodeName": "n"}, "status": {"phase": "Succeeded"}}], True),
+        (None, "a", [{"spec": {"nodeName": "n"}, "status": {"phase": "Succeeded"}}], False),
     ],
-    ids=["waits", "queued", "unchanged", "of a release without the field", "runs", "waits after a failure"],
+    ids=[
+        *("waits", "queued", "unchanged", "of a release without the field", "runs", "waits after a failure"),
+        *("waits for one of several pods", "is done"),
+    ],
 )
 def test_a_job_none_of_whose_pods_has_a_node_follows_the_platform(
     before: str | None, after: str | None, pods: list[dict[str, Any]], again: bool

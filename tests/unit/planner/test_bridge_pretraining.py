@@ -309,8 +309,11 @@ def test_on_a_cpu_experts_at_tensor_parallel_ranks_need_a_model_that_was_tried_s
     )
     assert run.plan.sequence_parallel is True
     assert "sequenceParallel on: TP is 2, which experts require it with" in run.plan.notes
-    refused = refusals("deepseek-v4-flash", accelerator=cpu, parallelism=sizes)
-    assert refused[0].startswith("spec.parallelism.tensorModelParallelSize: TP 2 with experts requires ")
+    [refused] = refusals("gpt-oss-20b-sft", accelerator=cpu, parallelism=sizes, init=init, data=data)
+    assert refused == (
+        "spec.parallelism.tensorModelParallelSize: TP 2 with experts requires sequence parallelism, which is "
+        "off here; set 1"
+    )
 
 
 @pytest.mark.parametrize(

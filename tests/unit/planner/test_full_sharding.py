@@ -1,13 +1,18 @@
 """Plans, arguments and refusals of runs with Megatron FSDP."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract, contract_violations
 from megatron_operator.planner import megatron_arguments, plan
 from megatron_operator.planner.estimate.full_sharding import PREFETCHED, REDUCED, FullSharding
 from megatron_operator.planner.estimate.workload import Numerics
+
+from tests.unit.planner.conftest import PLATFORM
 
 FSDP: dict[str, Any] = {"useMegatronFsdp": True}
 ELASTIC = {"elastic": {"minCount": 32}}
@@ -118,6 +123,8 @@ def test_weights_are_gathered_for_every_micro_batch(resolve: Any) -> None:
         ("llama3-8b", {"training": {"optimizer": "sgd"}}, "training.optimizer"),
         ("llama3-8b", {"init": {"from": {"megatron": {"path": "/checkpoints/x"}}}}, "init.from"),
         ("llama3-8b", {"parallelism": {"ddpBucketSize": 1000}}, "parallelism.ddpBucketSize"),
+        ("llama3-8b", {"parallelism": {"overlapGradReduce": False}}, "parallelism.overlapGradReduce"),
+        ("llama3-8b", {"parallelism": {"overlapParamGather": False}}, "parallelism.overlapParamGather"),
         (
             "llama3-8b",
             {"megatronArgs": {"data-parallel-sharding-strategy": "optim"}},
@@ -155,3 +162,83 @@ def test_a_run_keeps_the_format_of_its_checkpoints(resolve: Any) -> None:
     ]
     wider = contract(**FSDP | {"tensorModelParallelSize": 2})
     assert contract_violations(sharded, wider, 100) == [], "its checkpoints load in another layout"
+
+
+def test_overlaps_that_are_off_on_cpus_are_no_error(resolve: Any) -> None:
+    planned = plan(resolve("llama3-8b", 8, "cpu", parallelism=FSDP))
+    assert (planned.use_megatron_fsdp, planned.overlap_grad_reduce) == (True, False)
+
+
+def test_a_run_that_does_not_fit_is_not_advised_to_have_pipeline_stages(resolve: Any) -> None:
+    with pytest.raises(InvalidRecipeError) as refused:
+        plan(resolve("gpt3-175b", 64, parallelism=FSDP))
+    [error] = refused.value.errors
+    assert error.field == "spec.accelerator.count"
+    assert error.fix == ("use 128 or more, or accelerators with more memory, or leave useMegatronFsdp out")
+
+
+def test_long_sequences_are_not_advised_to_be_split_by_context_parallelism(resolve: Any) -> None:
+    spec = {
+        "model": {"maxPositionEmbeddings": 32768},
+        "training": {"seqLength": 32768, "globalBatchSize": 64},
+    }
+    sharded = plan(resolve("llama3-8b", 64, parallelism=FSDP, **spec)).notes
+    [note] = [each for each in sharded if each.startswith("sequences of 32768 on CP 1")]
+    assert note.endswith(
+        "tensorModelParallelSize splits them; contextParallelSize needs useMegatronFsdp left out"
+    )
+
+
+def test_settings_of_the_catalog_that_it_does_not_take_are_dropped_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "entries:\n"
+        "  own:\n"
+        "    extends: llama3-8b\n"
+        "    description: ours\n"
+        "    source: ours\n"
+        "    training: {usePrecisionAwareOptimizer: true}\n"
+        "    parallelism: {ddpBucketSize: 1000}\n"
+    )
+    entries = catalog.load(tmp_path)
+
+    def words_and_notes(**parallelism: bool) -> tuple[list[str], list[str]]:
+        asked = {
+            "recipe": "own",
+            "accelerator": {"type": "h100-sxm", "count": 64},
+            "data": {"mockData": True},
+        }
+        spec = MegatronRecipeSpec.model_validate(asked | {"parallelism": parallelism})
+        resolved = catalog.resolve(spec, PLATFORM, entries)
+        planned = plan(resolved)
+        return megatron_arguments(resolved, planned, "run"), planned.notes
+
+    flags = {"--use-precision-aware-optimizer", "--ddp-bucket-size"}
+    words, notes = words_and_notes(**FSDP)
+    assert not flags & set(words)
+    for path in ("training.usePrecisionAwareOptimizer", "parallelism.ddpBucketSize"):
+        assert f"{path} of the catalog is dropped: it is not taken with parallelism.useMegatronFsdp" in notes
+    assert flags <= set(words_and_notes()[0])
+
+
+def test_one_data_parallel_rank_is_warned_of(resolve: Any) -> None:
+    def warned(tensor_parallel: int) -> bool:
+        parallelism = FSDP | {"tensorModelParallelSize": tensor_parallel}
+        notes = plan(resolve("llama3-8b", 8, parallelism=parallelism)).notes
+        return any("useMegatronFsdp with DP 1 shards nothing" in note for note in notes)
+
+    assert warned(8)
+    assert not warned(4)
+
+
+def test_flags_of_fsdp_alone_are_warned_of_without_it(resolve: Any) -> None:
+    args = {"data-parallel-sharding-strategy": "optim", "fsdp-double-buffer": True}
+    notes = plan(resolve("llama3-8b", 64, megatronArgs=args)).notes
+    for flag in args:
+        assert f"megatronArgs.{flag} is for Megatron FSDP alone and has no effect on this run" in notes
+
+
+def test_a_run_by_bridge_is_refused_once(resolve: Any) -> None:
+    source = {"from": {"megatron": {"path": "/checkpoints/x"}}}
+    with pytest.raises(InvalidRecipeError) as refused:
+        plan(resolve("llama3-8b-sft", 8, parallelism=FSDP, init=source, data={"datasetRoot": "x"}))
+    assert [error.field for error in refused.value.errors] == ["spec.parallelism.useMegatronFsdp"]

@@ -24,6 +24,10 @@ MOE: dict[str, Any] = {
             "set parallelism.useMegatronFsdp, which shards as much",
         ),
         (
+            {"megatronArgs": {"use-torch-fsdp2": True}, "model": {"numExperts": 8, "moeRouterTopk": 2}},
+            "leave it out: useDistributedOptimizer shards the optimizer states",
+        ),
+        (
             {
                 "megatronArgs": {"cuda-graph-impl": "local"},
                 "parallelism": {

@@ -39,6 +39,14 @@ def test_packing_is_refused_with_the_reason_where_it_cannot_be_done(
     assert any(problem in each for each in refusals(recipe, data=PACKED, **spec))
 
 
+@pytest.mark.parametrize("recipe", ["llama3-8b", "deepseek-v2-lite"])
+def test_a_recipe_that_packs_nothing_has_no_other_error_of_packing(recipe: str) -> None:
+    listed = [{"path": f"/data/{name}.txt", "format": "text", "weight": 2} for name in ("a", "b")]
+    data = SOURCES | {"sources": listed, "packing": True}
+    found = refusals(recipe, data=data, init=None, training={"microBatchSize": 2})
+    assert [each.partition(":")[0] for each in found if "pack" in each] == ["spec.data.packing"]
+
+
 @pytest.mark.parametrize(
     ("recipe", "layers"),
     [

@@ -194,7 +194,7 @@ def test_an_invalid_layout_is_rejected_with_its_numbers(
         ),
         (
             {"tensorModelParallelSize": 2, "sequenceParallel": False},
-            "with experts requires sequence parallelism",
+            "with experts requires sequence parallelism, which is off here; set 1, or sequenceParallel true",
         ),
     ],
 )

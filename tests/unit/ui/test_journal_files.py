@@ -10,8 +10,8 @@ from megatron_operator.ui import journal_files, journal_progress
 from megatron_operator.ui.journal_files import find_checkpoints
 from megatron_operator.ui.journal_progress import CHUNK, ProgressReader, last_iteration
 from megatron_operator.ui.points import MAX_SAMPLES
-from megatron_trainer.checkpoints.selection import newest_complete, why_incomplete
-from megatron_trainer.flags import BRIDGE_FORMAT
+from megatron_trainer.checkpoints.selection import TRACKER, newest_complete, why_incomplete
+from megatron_trainer.flags import BRIDGE_FORMAT, FSDP_FORMAT
 from megatron_trainer.telemetry.reporter import ProgressFile
 
 from testkit.example_journals import STEP_SECONDS, Start, append_iteration, write_checkpoint, write_run
@@ -202,3 +202,22 @@ def test_of_many_checkpoints_the_newest_are_listed(save: Path) -> None:
     found = find_checkpoints(save)
     assert found.total == 62
     assert [each.iteration for each in found.newest] == list(range(10_049, 10_029, -1))
+
+
+def test_a_checkpoint_of_fsdp_has_no_metadata_json(save: Path) -> None:
+    for path in save.glob("iter_*"):
+        (path / "metadata.json").unlink()
+    (save / "iter_0006000" / ".metadata").unlink()
+    newest, other, *_ = find_checkpoints(save).newest
+    assert newest.problem == ".metadata is missing or empty: the save has not finished"
+    assert other.problem is None
+    assert other.time is not None
+    assert newest_complete(save, FSDP_FORMAT) == other.iteration
+
+
+def test_a_first_save_without_metadata_json_is_not_taken_for_one_of_fsdp(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 500)
+    (path / "metadata.json").unlink()
+    (tmp_path / TRACKER).unlink()
+    [found] = find_checkpoints(tmp_path).newest
+    assert found.problem == "metadata.json is missing: the save has not finished"

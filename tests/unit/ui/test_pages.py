@@ -4,9 +4,13 @@ import re
 from typing import Any
 
 import pytest
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.validation import parse_spec
+from megatron_operator.catalog import load
 from megatron_operator.cli.deleted_runs import UNKNOWN
 from megatron_operator.cli.fleet_ledger import fleet_ledger
 from megatron_operator.cli.weekly_ledger import weekly_ledger
+from megatron_operator.planner import admit
 from megatron_operator.sdk import Recipe
 from megatron_operator.ui.app import HEADERS
 from megatron_operator.ui.planned_hardware import planned_hardware
@@ -161,6 +165,19 @@ def test_a_run_that_trains_or_is_suspended_waits_for_nothing(page: TestClient, r
         assert 'class="problem"' not in text_of(page, path)
 
 
+def test_a_run_that_exports_waits_for_the_export(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("exports")
+    ended = {"type": "Running", "status": "False", "reason": "Succeeded", "message": "it has trained"}
+    exports = {"type": "Exported", "status": "False", "reason": "Exporting", "message": "the Job is running"}
+    times = {"lastTransitionTime": "2026-01-04T11:00:00Z"}
+    conditions = [each | times for each in (ended, exports)]
+    recipe["status"] = {"phase": "Exporting", "observedGeneration": 1, "conditions": conditions}
+    path = add(runs, recipe)
+    assert '<span class="waits">Exporting: the Job is running</span>' in text_of(page, "/?text=exports")
+    problems = re.findall(r'<p class="problem">(.*?)</p>', text_of(page, path))
+    assert problems == ["not Exported (Exporting): the Job is running"]
+
+
 def test_a_slow_rank_is_a_problem_of_its_run(page: TestClient, runs: ExampleRuns) -> None:
     recipe = training_run("slow")
     slow = {"rank": 3, "pod": "worker-0", "node": "gpu-2", "iteration": 9, "slowdown": 1.5, "ownSeconds": 3.0}
@@ -222,15 +239,25 @@ def test_a_recipe_that_names_its_accelerator_or_has_no_plan_is_not_compared_by_a
     assert "names no accelerator.type, and its plan has none: h100-sxm is assumed." in text
 
 
-@pytest.mark.parametrize(("name", "found"), [("gb200", "gb200"), ("h800", "h100-sxm"), ("cpu", "cpu")])
+@pytest.mark.parametrize(("name", "found"), [("gb200", "gb200"), ("h800", "h100-sxm")])
 def test_the_accelerator_of_a_plan_is_found_by_its_memory_and_peak(name: str, found: str) -> None:
-    model = "tiny-gpt" if name == "cpu" else "llama3-8b"
-    plan = Recipe(model, name="any", accelerator=name, count=8, data={"mockData": True}).plan().plan
+    plan = Recipe("llama3-8b", name="any", accelerator=name, count=8, data={"mockData": True}).plan().plan
     assert planned_hardware(plan) == found
+    assert plan.expected is not None
+    slower = plan.expected.model_copy(update={"tflops_per_gpu": plan.expected.tflops_per_gpu / 3})
+    assert planned_hardware(plan.model_copy(update={"expected": slower})) is None
+
+
+def test_a_plan_without_the_memory_of_its_accelerators_shows_none() -> None:
+    """That of a CPU has none, and that of a GPU which the table of accelerators lacks."""
+    platform = PlatformConfig.model_validate({"accelerators": {"novel-gpu": {}, "cpu": {"platform": "cpu"}}})
+    for name in ("novel-gpu", "cpu"):
+        spec = {"recipe": "tiny-gpt", "accelerator": {"type": name, "count": 8}, "data": {"mockData": True}}
+        plan = admit("run", parse_spec(spec), platform, load()).plan
+        assert plan.memory_per_gpu is not None
+        assert plan.memory_per_gpu.capacity is None
+        assert planned_hardware(plan) is None
     assert planned_hardware(None) is None
-    if plan.expected is not None and plan.memory_per_gpu is not None and name != "cpu":
-        slower = plan.expected.model_copy(update={"tflops_per_gpu": plan.expected.tflops_per_gpu / 3})
-        assert planned_hardware(plan.model_copy(update={"expected": slower})) is None
 
 
 def test_a_recipe_that_cannot_be_planned_shows_why(page: TestClient, runs: ExampleRuns) -> None:

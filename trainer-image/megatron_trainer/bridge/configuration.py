@@ -181,6 +181,8 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
     config.checkpoint.async_save = False
     # Some functions set neither, and a run could not be resumed exactly.
     config.checkpoint.save_optim = config.checkpoint.save_rng = True
+    # An edited schedule is followed, as in Megatron's own loop.
+    config.scheduler.override_opt_param_scheduler = True
     config.checkpoint.most_recent_k = -1
     config.checkpoint.save = config.checkpoint.load = None
     config.logger.tensorboard_dir = None
@@ -213,8 +215,7 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
         config.dataset.preprocessing = preprocessing(chats=bool(chats))
     if (packed := run.overrides.get(PACKED_FOLDER)) is not None:
         packing.pack(config, Path(str(packed)))
-        epochs = run.overrides.get(MAX_EPOCHS)
-        packing.check_when_packed(config, epochs if isinstance(epochs, int) else None)
+        packing.check_when_packed(config, packing.max_epochs(run))
     if diffusion.is_diffusion(config):
         diffusion.require_samples(config)
     else:

@@ -29,7 +29,7 @@ from megatron_trainer.bridge.local_linear import (
     RowParallelLinearLayerNorm,
     norm,
 )
-from megatron_trainer.bridge.packed_attention import PackedDotProductAttention, SamplesApart
+from megatron_trainer.bridge.packed_attention import PackedAttention, PackedDotProductAttention
 from megatron_trainer.bridge.partly_causal_attention import PartlyCausalAttention
 from megatron_trainer.bridge.step_layers import local_step_layers, step_layers
 
@@ -126,7 +126,7 @@ def gemma2(config: Any, vp_stage: int | None = None) -> Any:
     # Without torch's FlexAttention, which has no backward pass on a CPU.
     from megatron.bridge.models.gemma.gemma2_provider import Gemma2DotProductAttention
 
-    class Gemma2Attention(SamplesApart, Gemma2DotProductAttention):
+    class Gemma2Attention(PackedAttention, Gemma2DotProductAttention):
         """Gemma 2's own, of packed samples too."""
 
     core = Gemma2Attention

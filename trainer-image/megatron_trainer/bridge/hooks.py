@@ -21,7 +21,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import global_vars
 
 from megatron_trainer.bridge import diffusion
-from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain
+from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain, own_schedule
 from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker.dataset_splits import leave_out_unread
@@ -62,6 +62,7 @@ class BridgeHooks(MegatronHooks):
         bucket_padding.install()
         extra_states.install()
         optimizer_chain.install()
+        own_schedule.install()
         self._phases.install()
         if self._scalars is not None:
             timers.SummaryWriter = ScalarWriter

@@ -6,7 +6,7 @@ import torch
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 
-class SamplesApart(torch.nn.Module):
+class PackedAttention(torch.nn.Module):
     """Have a core attention of Megatron's, which takes no packed samples, attend within each sample."""
 
     def forward(
@@ -33,18 +33,18 @@ class SamplesApart(torch.nn.Module):
         samples = zip(*(part.unsqueeze(1).split(lengths) for part in (query, key, value)), strict=True)
         # Bridge fills up the ends of a batch with samples of no length.
         outputs = [
-            attend(*sample, _behind(length, query.device), *args, **kwargs)
+            attend(*sample, _causal_mask(length, query.device), *args, **kwargs)
             for length, sample in zip(lengths, samples, strict=True)
             if length
         ]
         return torch.cat(outputs).squeeze(1)
 
 
-def _behind(length: int, device: torch.device) -> torch.Tensor:
+def _causal_mask(length: int, device: torch.device) -> torch.Tensor:
     """Return [1, 1, length, length], True where a position (third) would attend to one behind it."""
     whole = torch.ones((1, 1, length, length), dtype=torch.bool, device=device)
     return whole.triu(1)
 
 
-class PackedDotProductAttention(SamplesApart, DotProductAttention):
+class PackedDotProductAttention(PackedAttention, DotProductAttention):
     """Megatron's own, of packed samples too."""

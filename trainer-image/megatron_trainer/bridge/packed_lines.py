@@ -27,15 +27,13 @@ def install() -> None:
     parquet.write_packed_parquet = write
 
 
-def read(path: Path) -> list[list[int]] | None:
-    """Return the lines of each sequence of a packed file; None if an earlier release has written it.
+def read(path: Path) -> list[list[int]]:
+    """Return the lines of each sequence of a packed file.
 
     Raises OSError, or ValueError for a damaged file.
     """
     import pyarrow.parquet as pq
 
-    if COLUMN not in pq.read_schema(path).names:
-        return None
     found: list[list[int]] = pq.read_table(path, columns=[COLUMN]).column(COLUMN).to_pylist()
     return found
 

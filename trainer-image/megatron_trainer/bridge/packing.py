@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from megatron_contract.bridge_run import MAX_EPOCHS, BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.bridge import packed_lines
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
 from megatron_trainer.worker.failures import RankError
 
@@ -38,6 +38,17 @@ def pack(config: Any, folder: Path) -> None:
     config.dataset.enable_offline_packing = True
 
 
+def max_epochs(run: BridgeRun) -> int | None:
+    """Return how often a run may read a packed sequence, None for any number.
+
+    Raises RankError with USAGE for another value.
+    """
+    epochs = run.overrides.get(MAX_EPOCHS)
+    if epochs is None or type(epochs) is int:
+        return epochs
+    raise RankError(ExitCode.USAGE, f"{MAX_EPOCHS}: {epochs!r} is not a number of epochs")
+
+
 def check_when_packed(config: Any, max_epochs: int | None) -> None:
     """Have a run compare its packed sequences with what it reads, before it trains; call it once.
 
@@ -49,13 +60,17 @@ def check_when_packed(config: Any, max_epochs: int | None) -> None:
     inner = GPTSFTDatasetBuilder._build_datasets
     samples, evaluated, _ = loaders.get_train_valid_test_num_samples(config)
     batch = config.train.global_batch_size
+    of_validation = config.validation.eval_global_batch_size or batch
 
     def build(builder: Any) -> list[Any]:
         training, validation, *others = inner(builder)
+        if training is None:
+            text = f"{builder.train_path} has no samples to train on"
+            raise RankError(ExitCode.BAD_DATA, f"data.packing: {text}")
         training.lines_of = str(builder.train_path)
         _require_batch(len(training), "training", batch)
         if validation is not None and evaluated:
-            _require_batch(len(validation), "validation", batch)
+            _require_batch(len(validation), "validation", of_validation)
         _require_epochs(len(training), samples, batch, max_epochs)
         return [training, validation, *others]
 
@@ -86,7 +101,6 @@ def _digest(config: Any) -> str:
     root = Path(config.dataset.dataset_root)
     found = [(root / name).stat() for name in _SAMPLES if (root / name).is_file()]
     depends = [
-        packed_lines.COLUMN,
         config.model.seq_length,
         config.dataset.seed,
         dataclasses.asdict(config.dataset.preprocessing),

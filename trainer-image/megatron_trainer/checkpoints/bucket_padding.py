@@ -51,7 +51,11 @@ def padded(values: torch.Tensor, buckets: Any, places: Mapping[Any, Any]) -> tor
 
     `places` has the first and the last element, exclusive, of each parameter of the buffer.
     """
-    result = values.new_zeros(max(end for _, end, *_ in places.values()))
+    elements = max(end for _, end, *_ in places.values())
+    if len(values) == elements:
+        # Without padding nothing is elsewhere: no copy of all states.
+        return values
+    result = values.new_zeros(elements)
     read = 0
     for bucket in buckets:
         size = bucket.numel_unpadded

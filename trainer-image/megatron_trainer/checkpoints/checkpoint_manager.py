@@ -27,7 +27,7 @@ from megatron_trainer.settings import Settings
 from megatron_trainer.telemetry.incidents import FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal
-from megatron_trainer.telemetry.status import Status, written_at
+from megatron_trainer.telemetry.status import Status
 from megatron_trainer.telemetry.validation_log import ValidationLog
 from megatron_trainer.termination import Ending
 
@@ -291,7 +291,9 @@ class CheckpointManager:
 
     def _report(self, iteration: int | None) -> None:
         assert self._flags.save is not None
-        written = None if iteration is None else written_at(selection.directory(self._flags.save, iteration))
+        written = None
+        if iteration is not None:
+            written = selection.written_at(selection.directory(self._flags.save, iteration))
         self._status.set_checkpoint(iteration, written)
 
     def watch(self) -> None:

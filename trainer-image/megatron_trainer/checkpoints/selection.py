@@ -35,7 +35,7 @@ BROKEN_KEPT = 2
 # In the order in which they are written.
 _OF_BRIDGE = ("train_state.pt", "run_config.yaml")
 
-# The first that exists is locked by who reads a checkpoint.
+# The first that exists is what a save writes last of the shards; who reads a checkpoint locks it.
 _METADATA = ("metadata.json", ".metadata")
 
 _ITERATION_DIR = re.compile(r"iter_(\d{7,})")
@@ -201,6 +201,17 @@ def newest_complete_iterations(root: Path, count: int, ckpt_format: str = "torch
         if why_incomplete(directory(root, iteration), ckpt_format) is None
     )
     return list(islice(complete, count))
+
+
+def written_at(path: Path) -> float | None:
+    """Return when the shards of a checkpoint directory were finished: the time of its metadata, Unix seconds.
+
+    None for a directory without metadata.
+    """
+    for name in _METADATA:
+        with contextlib.suppress(OSError):
+            return (path / name).stat().st_mtime
+    return None
 
 
 def read_tracker(root: Path) -> str | None:

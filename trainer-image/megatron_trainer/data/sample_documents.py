@@ -157,8 +157,6 @@ def _packed(path: str, lines_of: str, save: Path) -> Callable[[int], list[Part]]
         raise SampleIndexError(f"{file}: {error}; the lines of packed sequences are there") from error
 
     def parts(number: int) -> list[Part]:
-        if sequences is None:
-            return [Part(path, number)]
         if not 0 <= number < len(sequences):
             raise SampleIndexError(f"{file} has {len(sequences)} sequences, and {number} was read")
         return [Part(lines_of, line) for line in sequences[number]]

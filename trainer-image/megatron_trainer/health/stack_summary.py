@@ -35,10 +35,15 @@ def summarize_stacks(ranks: Sequence[RankState]) -> str:
 
 
 def _main_thread(rank: RankState) -> str:
-    """The innermost frames of the main thread, of all threads where it is not known."""
+    """The innermost frames of the main thread, or of the first one listed where that is not known."""
     if not rank.stacks:
         return NO_ANSWER
     main, _, _ = rank.stacks.partition("\n\n")
-    lines = [line[:_LONGEST_FRAME] for line in main.splitlines() if line != MAIN_THREAD]
+    lines = [line[:_LONGEST_FRAME] for line in main.splitlines() if not _is_header(line)]
     left = len(lines) - MAX_FRAMES
     return "\n".join([*lines[:MAX_FRAMES], *([f"  {left} more frames"] if left > 0 else [])])
+
+
+def _is_header(line: str) -> bool:
+    """Whether a line names a thread; the number in it differs between ranks."""
+    return line == MAIN_THREAD or "hread 0x" in line

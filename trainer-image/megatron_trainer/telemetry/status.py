@@ -3,7 +3,6 @@
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedWarning
@@ -162,11 +161,3 @@ class Status:
             self._report = replace(
                 self._report, best_checkpoint_iteration=iteration, best_checkpoint_loss=loss
             )
-
-
-def written_at(path: Path) -> float | None:
-    """Return when a checkpoint directory was finished: the time of its metadata, Unix seconds."""
-    try:
-        return (path / "metadata.json").stat().st_mtime
-    except OSError:
-        return None

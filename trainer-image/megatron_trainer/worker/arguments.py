@@ -47,11 +47,17 @@ def parse(argv: Sequence[str]) -> Any:
         raise flags_refused(error) from error
     _require_vocabulary(args)
     _require_data(args)
-    if args.use_megatron_fsdp and args.load and read_tracker(Path(args.load)) is None:
-        # Before Megatron finds no checkpoint, it makes the optimizer's states by a step without gradients,
-        # which counts in Adam's bias correction and decays the weights.
-        args.load = None
     return args
+
+
+def load_only_what_exists(args: Any) -> None:
+    """Have a run with Megatron FSDP that is planned to start from the beginning look for no checkpoint.
+
+    Before Megatron finds none, it makes the optimizer's states by a step without gradients, which counts in
+    Adam's bias correction and decays the weights.
+    """
+    if args.use_megatron_fsdp and args.load and read_tracker(Path(args.load)) is None:
+        args.load = None
 
 
 def model_config(args: Any) -> Any:

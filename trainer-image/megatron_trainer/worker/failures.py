@@ -91,7 +91,9 @@ def classify(error: BaseException) -> RankError:
     if isinstance(error, UnreadableCheckpointError):
         return _load_failure(error)
     if isinstance(error, CheckpointException):
-        return _checkpoint_failure(error)
+        causes = [cause for cause, _ in error.failures.values()]
+        lost = next((cause for cause in causes if isinstance(cause, LeaseLostError)), None)
+        return _checkpoint_failure(error) if lost is None else classify(lost)
     text = describe(error)
     if any(f"found {what} in local" in text for what in ("NaN", "Inf")):
         return RankError(ExitCode.LOSS_NOT_FINITE, text)

@@ -27,7 +27,7 @@ from megatron_trainer.health import stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.telemetry.reporter import FINISHED, RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import dataset_helpers, gpt, tracebacks
-from megatron_trainer.worker.arguments import model_config, parse, require_gpus
+from megatron_trainer.worker.arguments import load_only_what_exists, model_config, parse, require_gpus
 from megatron_trainer.worker.collective_recorder import record_collectives
 from megatron_trainer.worker.failures import (
     FLAG_REJECTIONS,
@@ -49,6 +49,8 @@ def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
     require_gpus()
     resume_from = os.environ.get(RESUME_ENV)
     args = parse(resume(argv) if resume_from else argv)
+    if not resume_from:
+        load_only_what_exists(args)
     skip = {int(word) for word in os.environ.get(SKIP_ENV, "").split()}
     args.iterations_to_skip = sorted(skip.union(args.iterations_to_skip))
     hooks = MegatronHooks(reporter, int(resume_from) if resume_from else None, loss_spike_detector(args.save))

@@ -21,9 +21,10 @@ from megatron.core.num_microbatches_calculator import get_current_global_batch_s
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import checkpointing, get_args, global_vars, training
 from megatron_contract.environment import PROGRESS_FILE, SCALARS_FILE, VALIDATION_FILE
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain
+from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain, own_schedule
 from megatron_trainer.checkpoints.checkpoint_lease import (
     LeaseLostError,
     require_generation,
@@ -109,12 +110,16 @@ class MegatronHooks:
         self._wrap("schedule_async_save", self._schedule, checkpointing)
         self._wrap("get_save_function_and_args", self._guard, FileSystemWriterAsync)
         self._wrap("save_config", self._guard, serialization)
+        for name in ("write_data", "finish"):
+            # Shards and .metadata of Megatron FSDP.
+            self._wrap(name, self._guard, FileSystemWriter)
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt)
         self._wrap("build_train_valid_test_data_loaders", self._samples.watch)
         bucket_padding.install()
         extra_states.install()
         optimizer_chain.install()
+        own_schedule.install()
         self._phases.install()
         if self._scalars is not None:
             # Megatron's timers write only to a writer of this class.

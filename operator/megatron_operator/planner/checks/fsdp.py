@@ -12,16 +12,23 @@ from collections.abc import Iterator
 from typing import Final
 
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 FIELD: Final = "spec.parallelism.useMegatronFsdp"
 _WITHOUT: Final = "leave it out, or useMegatronFsdp"
-_FLAGS: Final = (
-    *("data-parallel-sharding-strategy", "outer-dp-sharding-strategy", "num-distributed-optimizer-instances"),
-    *("suggested-communication-unit-size", "fsdp-double-buffer", "fsdp-db-use-persist-buf-on-alloc-fail"),
+_OF_FSDP_ALONE: Final = (
+    *("data-parallel-sharding-strategy", "outer-dp-sharding-strategy", "suggested-communication-unit-size"),
+    *("fsdp-double-buffer", "fsdp-db-use-persist-buf-on-alloc-fail", "megatron-fsdp-max-pool-double-buffer"),
     *("megatron-fsdp-main-params-dtype", "megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype"),
-    *("megatron-fsdp-enable-fine-grained-param-gather", "megatron-fsdp-max-pool-double-buffer"),
-    *("init-model-with-meta-device", "use-nccl-ub", "cuda-graph-impl", "delay-wgrad-compute"),
+    "megatron-fsdp-enable-fine-grained-param-gather",
+)
+"""Flags that nothing else reads."""
+_FLAGS: Final = (
+    *_OF_FSDP_ALONE,
+    *("num-distributed-optimizer-instances", "use-nccl-ub", "cuda-graph-impl", "delay-wgrad-compute"),
+    "init-model-with-meta-device",
     *("optimizer-cpu-offload", "grad-reduce-in-bf16", "keep-fp8-transpose-cache", "spec"),
     *("check-weight-hash-across-dp-replicas-interval", "hybrid-layer-pattern", "hybrid-context-parallel"),
     *("experimental-attention-variant", "non-persistent-ckpt-type", "no-gradient-reduce-div-fusion"),
@@ -30,14 +37,37 @@ _FLAGS: Final = (
 
 
 def fsdp_errors(resolved: ResolvedRecipe) -> list[FieldError]:
-    """Errors for settings with which a run with Megatron FSDP would fail, or be another than the plan's."""
-    if not resolved.parallelism.use_megatron_fsdp:
+    """Errors for settings with which a run with Megatron FSDP would fail, or be another than the plan's.
+
+    None for a run by Megatron-Bridge, which does not take the field itself.
+    """
+    if not resolved.parallelism.use_megatron_fsdp or resolved.engine == "bridge":
         return []
-    return [*_of_model(resolved), *_of_training(resolved), *_of_checkpoints(resolved), *_of_flags(resolved)]
+    return [
+        *model_errors(resolved.model),
+        *_of_training(resolved),
+        *_of_checkpoints(resolved),
+        *_of_flags(resolved),
+    ]
 
 
-def _of_model(resolved: ResolvedRecipe) -> Iterator[FieldError]:
-    model = resolved.model
+def fsdp_warnings(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
+    """Warnings about a run that FSDP does not shard, and about flags that only FSDP reads."""
+    if plan.use_megatron_fsdp:
+        if plan.data_parallel_size == 1:
+            yield (
+                "parallelism.useMegatronFsdp with DP 1 shards nothing and needs more memory than without: "
+                "leave it out"
+            )
+        return
+    for flag in _OF_FSDP_ALONE:
+        is_own = resolved.is_set_by_user(f"megatronArgs.{flag}")
+        if is_own and resolved.megatron_args.get(flag) not in (None, False):
+            yield f"megatronArgs.{flag} is for Megatron FSDP alone and has no effect on this run"
+
+
+def model_errors(model: ModelSpec) -> Iterator[FieldError]:
+    """Errors for models that are not trained with Megatron FSDP."""
     if model.num_experts:
         yield FieldError(
             FIELD,
@@ -72,13 +102,21 @@ def _of_training(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     if training.accumulate_allreduce_grads_in_fp32 is False:
         message = "is false with useMegatronFsdp, which sums gradients in FP32 here"
         yield FieldError("spec.training.accumulateAllreduceGradsInFp32", message, _WITHOUT)
+    # Those of the catalog are dropped (catalog/full_sharding.py).
     for path, value in (
         ("training.usePrecisionAwareOptimizer", training.use_precision_aware_optimizer),
         ("parallelism.tpCommOverlap", parallelism.tp_comm_overlap),
         ("parallelism.ddpBucketSize", parallelism.ddp_bucket_size),
     ):
-        if value and resolved.is_set_by_user(path):
+        if value:
             yield FieldError(f"spec.{path}", "is not taken with useMegatronFsdp", _WITHOUT)
+    for name, overlap in (
+        ("overlapGradReduce", parallelism.overlap_grad_reduce),
+        ("overlapParamGather", parallelism.overlap_param_gather),
+    ):
+        if overlap is False and resolved.is_set_by_user(f"parallelism.{name}"):
+            message = "is false with useMegatronFsdp, which always overlaps"
+            yield FieldError(f"spec.parallelism.{name}", message, _WITHOUT)
 
 
 def _of_checkpoints(resolved: ResolvedRecipe) -> Iterator[FieldError]:

@@ -12,7 +12,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
-from megatron_operator.planner.checks.fsdp import fsdp_errors
+from megatron_operator.planner.checks.fsdp import fsdp_errors, fsdp_warnings, model_errors
 from megatron_operator.planner.checks.probable_mistakes import FAST_WRITES, probable_mistakes
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
@@ -40,11 +40,13 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for combinations with flags of `megatronArgs` that fail an assertion of Megatron."""
     args, errors = resolved.megatron_args, [*_local_errors(resolved), *_decay_errors(resolved)]
     if args.get("use-torch-fsdp2"):
+        fully = "set parallelism.useMegatronFsdp, which shards as much"
+        partly = "leave it out: useDistributedOptimizer shards the optimizer states"
         errors.append(
             FieldError(
                 _ARGS + "use-torch-fsdp2",
                 "is not taken: its optimizer states are in no checkpoint that was resumed here",
-                "set parallelism.useMegatronFsdp, which shards as much",
+                partly if any(model_errors(resolved.model)) else fully,
             )
         )
     graphs = args.get("cuda-graph-impl", "none")
@@ -163,6 +165,8 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             remedy = (
                 "tensorModelParallelSize splits them, contextParallelSize is not passed to Megatron-Bridge"
             )
+        if plan.use_megatron_fsdp:
+            remedy = "tensorModelParallelSize splits them; contextParallelSize needs useMegatronFsdp left out"
         notes.append(f"sequences of {length} on CP 1: activations are {share:.0%} of the memory; {remedy}")
     generation = hardware.generation(resolved.accelerator_type, resolved.profile)
     overlaps = model.num_experts and resolved.megatron_args.get(EXPERT_OVERLAP)
@@ -191,6 +195,7 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             "the copies to and from them"
         )
     notes += [*_short_hang_timeout(resolved, plan), *probable_mistakes(resolved, plan)]
+    notes += fsdp_warnings(resolved, plan)
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
 
 

@@ -67,8 +67,8 @@ _RESERVED = frozenset(
     }
 )
 _REFUSED = {
-    "ckpt-format": "is torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp), which load in another "
-    "layout",
+    "ckpt-format": "is torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp): formats that load in "
+    "another layout",
     "no-save-optim": "leaves out the optimizer's state, without which an interrupted run cannot resume",
     "skip-train": "trains nothing, and the run would be reported complete",
     "tensorboard-queue-size": "is for a writer of Megatron that the trainer replaces (spec.tracking)",

@@ -60,6 +60,8 @@ class ConstraintContext:
     """Whether pipeline stages may be virtual ones."""
     splits_itself: bool = False
     """Whether attention splits sequences over ranks without Transformer Engine."""
+    has_sequence_parallelism: bool = True
+    """Whether the model takes sequence parallelism where it runs."""
 
     @property
     def in_one_nvlink_domain(self) -> bool:
@@ -352,5 +354,5 @@ def _check_experts(dims: ParallelDims, context: ConstraintContext, found: Diagno
         found.error(
             f"{_P}tensorModelParallelSize",
             f"TP {dims.tp} with experts requires sequence parallelism, which is off here",
-            "set 1, or sequenceParallel true where the model takes it",
+            "set 1, or sequenceParallel true" if context.has_sequence_parallelism else "set 1",
         )

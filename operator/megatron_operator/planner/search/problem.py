@@ -94,6 +94,7 @@ class PlanningProblem:
             one_stage=bridge_support.is_in_one_stage(self._function),
             virtual_stages=bridge_support.has_virtual_stages(self._function),
             splits_itself=self._splits_itself,
+            has_sequence_parallelism=self.resolved.has_sequence_parallelism,
         )
 
     @property

@@ -313,6 +313,8 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         return
     sufficient = _sufficient_count(problem)
     more = f"use {sufficient} or more" if sufficient else "use more accelerators, a smaller microBatchSize"
+    if problem.fully_sharded:
+        instead += ", or leave useMegatronFsdp out"
     count = "1 accelerator" if problem.world == 1 else f"{problem.world} accelerators"
     found.error(
         "spec.accelerator.count",
@@ -361,7 +363,8 @@ def _simplest_that_fits(problem: PlanningProblem) -> Candidate | None:
 
 def _size_to_relax(problem: PlanningProblem, layout: str, needs: str) -> FieldError | None:
     """An error for the one size of the recipe without which a layout fits, and the size it would have."""
-    for dim in ("ep", "cp", "pp", "tp"):
+    # With Megatron FSDP the planner itself sets PP and CP to 1.
+    for dim in ("ep", "tp") if problem.fully_sharded else ("ep", "cp", "pp", "tp"):
         name = SPEC_FIELDS[dim]
         value = getattr(problem.asked, name)
         alias = ParallelismSpec.model_fields[name].alias

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -298,3 +299,18 @@ def test_a_checkpoint_of_torchs_writer_that_was_torn_is_passed_over(where: str, 
     assert chosen.iteration == 10
     assert reason in chosen.repairs[0]
     assert selection.read_tracker(tmp_path) == "10"
+
+
+def test_a_checkpoint_of_torchs_writer_was_written_when_its_metadata_was(tmp_path: Path) -> None:
+    path = write_by_torch(tmp_path, 10)
+    os.utime(path / ".metadata", (1000.0, 1000.0))
+    assert selection.written_at(path) == 1000.0
+    (path / ".metadata").unlink()
+    assert selection.written_at(path) is None
+
+
+def test_a_checkpoint_was_written_when_its_last_metadata_was(root: Path) -> None:
+    path = selection.directory(root, 10)
+    os.utime(path / ".metadata", (1000.0, 1000.0))
+    os.utime(path / "metadata.json", (2000.0, 2000.0))
+    assert selection.written_at(path) == 2000.0

@@ -1,5 +1,7 @@
 """What the log of a pod has of the stacks of a hang."""
 
+from dataclasses import replace
+
 from megatron_trainer.health.stack_summary import MAX_FRAMES, MAX_STACKS, summarize_stacks
 from megatron_trainer.health.stacks import MAIN_THREAD, RankState
 
@@ -30,6 +32,17 @@ def test_a_rank_without_an_answer_is_listed_by_its_state() -> None:
     assert text.startswith(
         "rank 2 (pid 102): stopped, 5 iterations done, training\n  no answer to the request"
     )
+
+
+def test_ranks_whose_main_thread_is_not_known_share_a_stack_too() -> None:
+    frames = '  File "all_reduce.py", line 1 in all_reduce'
+    stacks = [f"Thread 0x{each:016x} (most recent call first):\n{frames}" for each in range(3)]
+    ranks = [replace(rank(each, "all_reduce"), stacks=stacks[each]) for each in range(3)]
+    assert summarize_stacks(ranks).splitlines() == [
+        "rank 0 (pid 100): running, 5 iterations done, training",
+        "  the same stack: rank 1, 2",
+        frames,
+    ]
 
 
 def test_the_innermost_frames_of_a_few_stacks_are_kept() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from megatron_contract.environment import PROGRESS_FILE, SAMPLES_DIR, VALIDATION_FILE
+from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, LeaseLostError
 from megatron_trainer.checkpoints.selection import TRACKER
 from megatron_trainer.telemetry.reporter import GENERATION_ENV, LEASE_ENV, Reporter
@@ -25,6 +26,7 @@ class Rank:
         from megatron.training import checkpointing, training
         from megatron_trainer.worker import gpt, megatron_hooks, step_phases
         from torch.distributed import ProcessGroup, Work
+        from torch.distributed.checkpoint import FileSystemWriter
 
         self.save, self.checkpointing, self.serialization = save, checkpointing, serialization
         self.training = training
@@ -37,7 +39,8 @@ class Rank:
             # Restored after the test.
             monkeypatch.setattr(module, name, getattr(module, name))
 
-        for module in (training, checkpointing, serialization, FileSystemWriterAsync, gpt):
+        writers = (FileSystemWriterAsync, FileSystemWriter)
+        for module in (training, checkpointing, serialization, *writers, gpt):
             for name in HOOKED:
                 if hasattr(module, name):
                     remember(module, name)
@@ -79,6 +82,8 @@ HOOKED = (
     "get_checkpoint_tracker_filename",
     "forward_step",
     "build_train_valid_test_data_loaders",
+    "write_data",
+    "finish",
 )
 
 
@@ -146,6 +151,36 @@ def test_a_rank_of_an_earlier_generation_writes_no_shards(rank: Rank) -> None:
 
     with pytest.raises(LeaseLostError, match="generation 4"):
         rank.save_checkpoint(body)
+
+
+@pytest.mark.parametrize(("replaced_before", "files"), [("write_data", set()), ("finish", {"__0_0.distcp"})])
+def test_a_rank_that_was_frozen_in_a_save_of_fsdp_writes_no_further_file(
+    replaced_before: str, files: set[str], rank: Rank
+) -> None:
+    import torch
+    from megatron_trainer.worker.failures import classify
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    class Writer(checkpoint.FileSystemWriter):
+        def prepare_global_plan(self, plans: Any) -> Any:
+            if replaced_before == "write_data":
+                rank.replace_master()
+            return super().prepare_global_plan(plans)
+
+        def write_data(self, *args: Any) -> Any:
+            written = super().write_data(*args)
+            rank.replace_master()
+            return written
+
+    path = rank.save / "iter_0000010"
+    state = {"layer": torch.ones(4)}
+    with pytest.raises(CheckpointException) as caught:
+        rank.save_checkpoint(lambda: checkpoint.save(state, storage_writer=Writer(path), no_dist=True))
+    assert {file.name for file in path.iterdir()} == files
+    failure = classify(caught.value)
+    assert failure.code == ExitCode.PEER_LOST
+    assert "no longer writes checkpoints" in str(failure)
 
 
 def test_every_step_of_an_asynchronous_save_checks_the_lease(rank: Rank) -> None:
