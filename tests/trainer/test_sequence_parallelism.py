@@ -102,22 +102,27 @@ def test_ranks_that_split_sequences_train_as_one_does(trained: Trained, model: s
     assert_trained_alike(split, trained(model, 1, sizes(), begun))
 
 
-@pytest.mark.parametrize("model", [EXPERTS, SHARED_EXPERT], ids=["LayerNorm", "RMSNorm and a shared expert"])
 @pytest.mark.parametrize(
-    ("ranks", "layout"),
+    ("model", "ranks", "layout"),
     [
-        (2, sizes(tensor=2)),
-        (2, sizes(tensor=2, expert_tensor=1)),
-        (2, sizes(tensor=2, expert=2, expert_tensor=1)),
-        (4, sizes(tensor=2, expert=2)),
-        (4, sizes(tensor=2, pipeline=2)),
+        (EXPERTS, 2, sizes(tensor=2)),
+        (SHARED_EXPERT, 2, sizes(tensor=2, expert_tensor=1)),
+        (SHARED_EXPERT, 2, sizes(tensor=2, expert=2, expert_tensor=1)),
+        (EXPERTS, 4, sizes(tensor=2, expert=2)),
+        (SHARED_EXPERT, 4, sizes(tensor=2, pipeline=2)),
     ],
-    ids=["TP 2", "TP 2, whole experts", "TP 2, EP 2", "TP 2, EP 2 and ETP 2", "TP 2, PP 2"],
+    ids=[
+        "TP 2",
+        "a shared expert, TP 2, whole experts",
+        "a shared expert, TP 2, EP 2",
+        "TP 2, EP 2 and ETP 2",
+        "a shared expert, TP 2, PP 2",
+    ],
 )
 def test_experts_of_two_ranks_are_trained_on_by_ranks_that_split_sequences(
     trained: Trained, model: str, ranks: int, layout: Mapping[str, int]
 ) -> None:
-    """Experts and their optimizer from EP 2."""
+    """Experts and their optimizer from EP 2, with LayerNorm, or with RMSNorm and a shared expert."""
     begun = trained(model, 2, sizes(expert=2), None)
     split = trained(model, ranks, layout, begun)
     assert_trained_alike(split, trained(model, 2, sizes(expert=2), begun))
