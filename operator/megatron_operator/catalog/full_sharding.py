@@ -4,18 +4,19 @@ from typing import Any, Final
 
 from megatron_operator.api.diagnostics import Diagnostics
 
-_NOT_TAKEN: Final = (
+NOT_TAKEN: Final = (
     ("training", "usePrecisionAwareOptimizer"),
     ("parallelism", "tpCommOverlap"),
     ("parallelism", "ddpBucketSize"),
 )
+"""Section and name of each."""
 
 
 def drop_inherited(merged: dict[str, dict[str, Any]], found: Diagnostics) -> None:
     """Drop them, with a note. Those that the recipe itself sets stay, and the planner refuses them."""
     if not merged["parallelism"].get("useMegatronFsdp"):
         return
-    for section, name in _NOT_TAKEN:
+    for section, name in NOT_TAKEN:
         path = f"{section}.{name}"
         if merged[section].get(name) and not found.is_set_by_user(path):
             del merged[section][name]

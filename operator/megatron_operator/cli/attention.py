@@ -16,7 +16,6 @@ _SUMMARIES: Final = (Condition.READY, Condition.STALLED)
 """They repeat other conditions."""
 _GOES_ON: Final = TRAINS | {Phase.SUCCEEDED, Phase.SUSPENDED}
 """Phases of runs that do not wait for anything."""
-
 _TRAINS_NO_LONGER: Final = frozenset({Phase.SUCCEEDED, Phase.SUSPENDED, Phase.EXPORTING})
 """Phases in which Running is false of a run without trouble."""
 

@@ -14,6 +14,7 @@ from typing import Final
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog.full_sharding import NOT_TAKEN
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 FIELD: Final = "spec.parallelism.useMegatronFsdp"
@@ -102,14 +103,10 @@ def _of_training(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     if training.accumulate_allreduce_grads_in_fp32 is False:
         message = "is false with useMegatronFsdp, which sums gradients in FP32 here"
         yield FieldError("spec.training.accumulateAllreduceGradsInFp32", message, _WITHOUT)
-    # Those of the catalog are dropped (catalog/full_sharding.py).
-    for path, value in (
-        ("training.usePrecisionAwareOptimizer", training.use_precision_aware_optimizer),
-        ("parallelism.tpCommOverlap", parallelism.tp_comm_overlap),
-        ("parallelism.ddpBucketSize", parallelism.ddp_bucket_size),
-    ):
-        if value:
-            yield FieldError(f"spec.{path}", "is not taken with useMegatronFsdp", _WITHOUT)
+    sections = {"training": training.wire(), "parallelism": parallelism.wire()}
+    for section, name in NOT_TAKEN:
+        if sections[section].get(name):
+            yield FieldError(f"spec.{section}.{name}", "is not taken with useMegatronFsdp", _WITHOUT)
     for name, overlap in (
         ("overlapGradReduce", parallelism.overlap_grad_reduce),
         ("overlapParamGather", parallelism.overlap_param_gather),
