@@ -57,6 +57,18 @@ class DataSheet(ApiModel):
     """Bandwidth of the network for each accelerator."""
 
 
+class TopologyDomain(ApiModel):
+    """The domains of one level of the topology, such as racks: how large they are, and their uplinks."""
+
+    nodes: Annotated[int, Field(ge=1, le=100_000)]
+    """Nodes of this kind that a domain has. A run that is larger, and must be in one, is refused."""
+    uplink_gbps: Annotated[Positive | None, Field(alias="uplinkGBps")] = None
+    """Bandwidth out of a domain for each accelerator of it, in 10^9 bytes per second, each way; default that
+    within the domain."""
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """The same as a factor: bandwidth within a domain divided by that out of it."""
+
+
 class AcceleratorProfile(ApiModel):
     """One kind of accelerator node of this cluster."""
 
@@ -80,6 +92,10 @@ class AcceleratorProfile(ApiModel):
     """Node labels, nearest first, that the pods of a run should share."""
     required_topology: LabelKey | None = None
     """The one of `topology` that all pods must share: a run is placed in one domain of it, or waits."""
+    topology_domains: Annotated[dict[LabelKey, TopologyDomain], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    """Size and uplinks of the domains of keys of `topology`; default unknown, and as fast as the network."""
     extra_resources: dict[str, Quantity] = Field(default_factory=dict)
     """Additional resources of a whole-node pod, such as `rdma/hca: 1` or `vpc.amazonaws.com/efa: 4`."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -1,5 +1,6 @@
 """Validation of the platform file: its schema, and what `podTemplate` and `env` leave to the operator."""
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
@@ -9,6 +10,7 @@ from megatron_operator.api import reserved_names
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.hardware import without_cuda
+from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.platform import (
     KUBERNETES,
     VOLCANO,
@@ -16,6 +18,7 @@ from megatron_operator.api.platform import (
     CpuJobs,
     PlatformConfig,
     Toleration,
+    TopologyDomain,
 )
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
 from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL, NODE_LABEL_VALUE, SHORT_NAME, Form
@@ -24,6 +27,10 @@ from megatron_operator.api.validation import parse
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME_FIX: Final = "use at most 63 lower-case letters, digits and -"
 _SOURCES: Final = ("hostPath", "emptyDir", "configMap", "csi")
+_KNOWN_LEVELS: Final = {
+    "kubernetes.io/hostname": "perNode accelerators",
+    LABEL_CLIQUE: "an NVLink domain, of the table or dataSheet",
+}
 _CLAIM_SOURCES: Final = ("resourceClaimName", "resourceClaimTemplateName")
 
 
@@ -174,6 +181,39 @@ def _topology_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldErro
             f"{at}.requiredTopology", f"{shown(required)} is not in topology ({', '.join(keys) or 'empty'})",
             "add it to topology, nearest first, or require one of its keys",
         )  # fmt: skip
+    if profile.topology_domains and profile.platform == "cpu":
+        message = "has no effect with platform cpu, which is planned without memory and speed"
+        yield FieldError(f"{at}.topologyDomains", message, "leave it out, or set platform to gpu")
+        return
+    for key, domain in profile.topology_domains.items():
+        yield from _domain_errors(key, domain, profile, field_path(f"{at}.topologyDomains", key))
+    known = [(key, profile.topology_domains[key].nodes) for key in keys if key in profile.topology_domains]
+    for (near, fewer), (far, more) in itertools.pairwise(known):
+        if more <= fewer:
+            yield FieldError(
+                f"{field_path(f'{at}.topologyDomains', far)}.nodes",
+                f"{more} is not above the {fewer} of {near}, which is nearer in topology",
+                "correct one of the two, or the order of topology, nearest first",
+            )
+
+
+def _domain_errors(
+    key: str, domain: TopologyDomain, profile: AcceleratorProfile, at: str
+) -> Iterator[FieldError]:
+    if key in _KNOWN_LEVELS:
+        message = f"the size of {shown(key)} is known: it is {_KNOWN_LEVELS[key]}"
+        yield FieldError(at, message, "leave it out")
+    elif key not in profile.topology:
+        yield FieldError(
+            at, f"{shown(key)} is not in topology ({', '.join(profile.topology) or 'empty'})",
+            "add it to topology, nearest first, or leave it out",
+        )  # fmt: skip
+    if domain.uplink_gbps is not None and domain.oversubscription is not None:
+        yield FieldError(
+            f"{at}.oversubscription",
+            f"{domain.oversubscription:g}: uplinkGBps is set too",
+            "leave one of the two out",
+        )
 
 
 def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.communication_status import GroupCommunication
 from megatron_operator.api.ledger_status import TimeLedger
 from megatron_operator.api.recovery_status import RecoveryStatus
 
@@ -50,24 +51,6 @@ class Expected(ApiModel):
     def peak_tflops(self) -> float | None:
         """Peak of one accelerator to which `mfu` is relative, in TFLOP/s; None where the plan has none."""
         return self.tflops_per_gpu / self.mfu if self.mfu > 0 and self.tflops_per_gpu > 0 else None
-
-
-class GroupCommunication(ApiModel):
-    """Estimated communication of the parallel groups of one kind, in one step of one rank."""
-
-    group: str
-    """`TP`, `CP`, `EP`, `PP`, or `DP`: ranks with the same parameters, over which gradients are reduced."""
-    size: int
-    """Ranks of one group; those of `DP` include CP."""
-    level: str
-    """The nearest level that has a whole group: `node`, `nvlink-domain`, the topology key that all pods must
-    share, or `network`."""
-    seconds: float
-    """All of its communication."""
-    exposed_seconds: float
-    """The part that computation does not hide."""
-    exposed_share: float
-    """That part as a fraction of the step."""
 
 
 class Plan(ApiModel):

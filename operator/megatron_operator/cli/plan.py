@@ -1,6 +1,6 @@
 """`megatron plan`: the layout of a run, its memory and speed, and why it was chosen."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -191,17 +191,25 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
     return [*lines, *_groups(p)]
 
 
+_LEVELS: Final = {"node": "node", "nvlink-domain": "NVLink domain"}
+
+
 def _groups(p: Plan) -> list[tuple[str, str]]:
-    """One line for each kind of group: what it spans, and the seconds of its communication in a step."""
-    names = {"node": "node", "nvlink-domain": "NVLink domain"}
-    return [
-        (
-            "groups" if number == 0 else "",
-            f"{each.group} {each.size} ({names.get(each.level, each.level)}): {each.seconds:.2f} s per step, "
-            f"{each.exposed_seconds:.2f} s exposed ({each.exposed_share:.0%})",
+    """One line for each kind of group: what it spans, and the seconds of its communication in a step; one
+    more for each level that it crosses."""
+    lines = []
+    for each in p.communication or ():
+        level = _LEVELS.get(each.level, each.level)
+        lines.append(
+            f"{each.group} {each.size} ({level}): {each.seconds:.2f} s per step, "
+            f"{each.exposed_seconds:.2f} s exposed ({each.exposed_share:.0%})"
         )
-        for number, each in enumerate(p.communication or ())
-    ]
+        lines += [
+            f"   out of each {_LEVELS.get(crossing.level, crossing.level)}: "
+            f"{printing.format_bytes(crossing.bytes)} per GPU, {crossing.seconds:.2f} s"
+            for crossing in each.crossings or ()
+        ]
+    return [("groups" if number == 0 else "", line) for number, line in enumerate(lines)]
 
 
 def _interval(e: Expected) -> str:

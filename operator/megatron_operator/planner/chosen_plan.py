@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from megatron_operator.api.communication_status import GroupCommunication
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.status import GroupCommunication, Plan
+from megatron_operator.api.status import Plan
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.checks.checkpoint_volume import check_checkpoint_volumes
 from megatron_operator.planner.checks.lint import lint_warnings, suggestions
@@ -109,8 +110,8 @@ def _communication(problem: PlanningProblem, chosen: Candidate) -> list[GroupCom
     """None where nothing is timed."""
     if problem.accelerator is None:
         return None
-    required = problem.resolved.scheduling.required_topology
-    return communication(chosen.workload, problem.accelerator, problem.pod, required)
+    scheduling = problem.resolved.scheduling
+    return communication(chosen.workload, problem.accelerator, problem.pod, scheduling)
 
 
 def _too_large(fields: dict[str, Any], at: str = "") -> Iterator[tuple[str, str]]:

@@ -46,7 +46,7 @@ def function_speed(resolved: ResolvedRecipe, plan: Plan) -> FunctionSpeed | None
     if layout is None or layout.function is None or resolved.engine == "bridge":
         return None
     left_out = layout.left_out or []
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     as_published = _as_published(resolved, layout, plan) if resolved.layout else None
     if accelerator is None or as_published is None:
         unknown = [Cost(each.setting, each.reason, None) for each in reversed(left_out)]

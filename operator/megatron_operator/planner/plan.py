@@ -269,7 +269,7 @@ def _problem(
 
     Raises InvalidRecipeError where model, sequence length or batch are missing.
     """
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     on_cpu = resolved.profile.platform == "cpu"
     if asked.use_megatron_fsdp:
         asked = asked.model_copy(update=_ONE_STAGE)

@@ -68,7 +68,7 @@ def promising(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Switch]:
     The layout is open where the catalog has none for the run: a switch may then allow a better one. What the
     recipe itself sets is not proposed. Raises InvalidRecipeError when the model is incomplete.
     """
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     if accelerator is None or plan.expected is None or resolved.engine == "bridge" or plan.use_megatron_fsdp:
         return
     workload = Workload.of(resolved, plan)
@@ -108,7 +108,7 @@ def _available(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, 
     run, dims, experts = w.execution, w.dims, bool(resolved.model.num_experts)
     full = w.recompute.granularity == "full"
     yield from _of_memory(resolved, w)
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     linked = accelerator is None or accelerator.overlaps_tensor_parallel(dims.tp)
     if w.sequence_parallel and not run.tensor_overlap and linked:
         hidden = replace(w, execution=replace(run, tensor_overlap=True))

@@ -185,3 +185,54 @@ def test_tolerations_and_labels_of_cpu_jobs_are_those_of_kubernetes() -> None:
     parsed = parse_platform({"cpuJobs": jobs}, "platform.yaml").cpu_jobs
     assert parsed is not None
     assert parsed.wire() == jobs
+
+
+@pytest.mark.parametrize(
+    ("domains", "field", "message", "fix"),
+    [
+        (
+            {"a/zone": {"nodes": 8}},
+            "a/zone",
+            "'a/zone' is not in topology (a/rack, a/block)",
+            "add it to topology",
+        ),
+        (
+            {"a/rack": {"nodes": 8}, "a/block": {"nodes": 8}},
+            "a/block.nodes",
+            "8 is not above the 8 of a/rack, which is nearer in topology",
+            "correct one of the two",
+        ),
+        (
+            {"a/rack": {"nodes": 8, "uplinkGBps": 25, "oversubscription": 2}},
+            "a/rack.oversubscription",
+            "2: uplinkGBps is set too",
+            "leave one of the two out",
+        ),
+        (
+            {"kubernetes.io/hostname": {"nodes": 1}},
+            "kubernetes.io/hostname",
+            "the size of 'kubernetes.io/hostname' is known: it is perNode accelerators",
+            "leave it out",
+        ),
+        (
+            {"nvidia.com/gpu.clique": {"nodes": 18}},
+            "nvidia.com/gpu.clique",
+            "the size of 'nvidia.com/gpu.clique' is known: it is an NVLink domain, of the table or dataSheet",
+            "leave it out",
+        ),
+    ],
+)
+def test_a_domain_of_the_topology_is_refused_with_what_to_correct(
+    domains: Any, field: str, message: str, fix: str
+) -> None:
+    [(found, text, what)] = errors_of(topology=["a/rack", "a/block"], topologyDomains=domains)
+    assert (found, text) == (f"topologyDomains.{field}", message)
+    assert what.startswith(fix)
+
+
+def test_domains_of_accelerators_that_are_not_timed_are_refused() -> None:
+    domains = {"a/rack": {"nodes": 8}}
+    [(field, message, fix)] = errors_of(platform="cpu", topology=["a/rack"], topologyDomains=domains)
+    assert field == "topologyDomains"
+    assert message == "has no effect with platform cpu, which is planned without memory and speed"
+    assert fix == "leave it out, or set platform to gpu"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
@@ -38,10 +38,15 @@ def resolve() -> Resolve:
         count: int,
         accelerator: str = "h100-sxm",
         per_node: int | None = None,
+        profile: dict[str, Any] | None = None,
         **spec: Any,
     ) -> ResolvedRecipe:
         asked = {"type": accelerator, "count": count} | ({"perNode": per_node} if per_node else {})
         body = {"recipe": recipe, "accelerator": asked, "data": {"mockData": True}} | spec
-        return catalog.resolve(MegatronRecipeSpec.model_validate(body), PLATFORM, catalog.load())
+        platform = PLATFORM
+        if profile is not None:
+            described = {accelerator: AcceleratorProfile.model_validate(profile)}
+            platform = PLATFORM.model_copy(update={"accelerators": PLATFORM.accelerators | described})
+        return catalog.resolve(MegatronRecipeSpec.model_validate(body), platform, catalog.load())
 
     return resolved

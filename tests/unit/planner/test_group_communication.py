@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 from megatron_operator import planner
-from megatron_operator.api.status import GroupCommunication, Plan
+from megatron_operator.api.communication_status import GroupCommunication
+from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.step_time import step_time
@@ -63,3 +64,82 @@ def test_a_group_spans_the_nearest_level_that_has_all_of_its_ranks(
 
 def test_a_plan_without_an_estimate_of_its_speed_has_no_communication(resolve: Resolve) -> None:
     assert planner.plan(resolve("tiny-gpt", 2, "cpu", 2)).communication is None
+
+
+BLOCK = "example.com/block"
+LAYOUT = {"tensorModelParallelSize": 4, "contextParallelSize": 2, "pipelineModelParallelSize": 4}
+
+
+def crossings(plan: Plan, group: str) -> dict[str, tuple[int, float]]:
+    return {each.level: (each.bytes, each.seconds) for each in groups(plan)[group].crossings or ()}
+
+
+def described(resolve: Resolve, rack: dict[str, float], block: dict[str, float]) -> Plan:
+    """llama3-70b at 8,192 tokens: TP 4 x CP 2 x DP 2 x PP 4, 256 micro batches of one sample."""
+    domains = {RACK: {"nodes": 2} | rack, BLOCK: {"nodes": 4} | block}
+    profile = {"topology": [RACK, BLOCK], "topologyDomains": domains}
+    training = {"microBatchSize": 1, "globalBatchSize": 512}
+    resolved = resolve("llama3-70b", 64, profile=profile, parallelism=LAYOUT, training=training)
+    return planner.plan(resolved)
+
+
+def test_bytes_and_seconds_that_cross_racks_and_blocks(resolve: Resolve) -> None:
+    plan = described(resolve, {"oversubscription": 4}, {"uplinkGBps": 5})
+    # 4 x (8,192 / 2 tokens) x 8,192 / 4 bytes of each of 256 micro batches, forward and backward.
+    sent = 4 * 4096 * 8192 // 4 * 256
+    # A stage has 16 ranks. It fills a rack, so each of its ranks sends out of it; a block has two, of which
+    # one sends. 80 % of the bandwidth is reached: of 50 GB/s out of a node, a quarter of it out of a rack.
+    assert crossings(plan, "PP") == {
+        "node": (sent, pytest.approx(sent / 40e9)),
+        RACK: (sent, pytest.approx(sent / 10e9)),
+        BLOCK: (sent // 2, pytest.approx(sent / 2 / 4e9)),
+    }
+    assert groups(plan)["PP"].bytes == sent
+    assert groups(plan)["PP"].seconds == pytest.approx(sent / 2 / 4e9), "the slowest of them"
+
+
+def test_a_group_within_a_rack_crosses_nodes_alone(resolve: Resolve) -> None:
+    data = groups(described(resolve, {"oversubscription": 4}, {}))["DP"]
+    assert (data.size, data.level) == (4, RACK)
+    [crossing] = data.crossings or ()
+    assert crossing.level == "node"
+    assert data.bytes is not None
+    # Four ranks of a group, two in each node: its ring leaves a node by one of two NICs.
+    assert crossing.bytes == pytest.approx(data.bytes / 2, abs=1)
+    assert crossing.seconds == pytest.approx(data.bytes / 2 / 40e9)
+    # 70.55 billion parameters on 16 ranks of TP and PP; of their gradients (4 bytes) and weights (2) 3/4.
+    assert data.bytes == pytest.approx(70.55e9 / 16 * (4 + 2) * 3 / 4, rel=0.05)
+
+
+def test_uplinks_as_fast_as_the_network_cost_nothing(resolve: Resolve) -> None:
+    plain = planner.plan(
+        resolve("llama3-70b", 64, parallelism=LAYOUT, training={"microBatchSize": 1, "globalBatchSize": 512})
+    )
+    free = described(resolve, {}, {})
+    assert free.expected == plain.expected
+    assert [(each.group, each.seconds) for each in free.communication or ()] == [
+        (each.group, each.seconds) for each in plain.communication or ()
+    ]
+    assert crossings(plain, "PP").keys() == {"node"}
+    assert crossings(free, "PP").keys() == {"node", RACK, BLOCK}
+
+
+def test_an_exchange_of_experts_leaves_a_rack_with_the_share_of_the_peers_elsewhere(resolve: Resolve) -> None:
+    profile = {"topology": [RACK], "topologyDomains": {RACK: {"nodes": 2, "uplinkGBps": 10}}}
+    layout = {"tensorModelParallelSize": 1, "expertModelParallelSize": 32, "pipelineModelParallelSize": 1}
+    resolved = resolve("qwen3-30b-a3b", 32, profile=profile, parallelism=layout)
+    exchange = groups(planner.plan(resolved))["EP"]
+    assert exchange.bytes is not None
+    # Of 31 peers 16 are in the other rack, 24 in other nodes; half and three quarters, as the model rounds.
+    assert {each.level: each.bytes / exchange.bytes for each in exchange.crossings or ()} == {
+        "node": pytest.approx(0.75),
+        RACK: pytest.approx(0.5),
+    }
+    assert exchange.seconds == pytest.approx(exchange.bytes / 2 / 8e9)
+
+
+def test_a_required_level_is_the_farthest_that_a_group_spans(resolve: Resolve) -> None:
+    profile = {"topology": [RACK, BLOCK], "topologyDomains": {BLOCK: {"nodes": 64}}}
+    scheduling = {"topology": [RACK, BLOCK], "requiredTopology": RACK}
+    plan = planner.plan(resolve("llama3-70b", 64, profile=profile, scheduling=scheduling))
+    assert groups(plan)["PP"].level == RACK, "the block has it too, but all of the run is in one rack"

@@ -42,3 +42,21 @@ def test_a_run_that_a_domain_may_have_room_for_is_planned(
     per_node = 4 if accelerator == "gb200" else None
     resolved = resolve("llama3-8b", count, accelerator, per_node, scheduling=scheduling)
     assert planner.plan(resolved).world_size == count
+
+
+@pytest.mark.parametrize(("count", "refused"), [(32, False), (40, True)])
+def test_a_described_domain_limits_the_run_that_must_be_in_one(
+    resolve: Resolve, count: int, refused: bool
+) -> None:
+    scheduling = {"topology": [RACK], "requiredTopology": RACK}
+    profile = {"topology": [RACK], "topologyDomains": {RACK: {"nodes": 4}}}
+    resolved = resolve("llama3-8b", count, scheduling=scheduling, profile=profile)
+    if not refused:
+        assert planner.plan(resolved).world_size == count
+        return
+    with pytest.raises(InvalidRecipeError) as caught:
+        planner.plan(resolved)
+    [error] = caught.value.errors
+    assert error.field == "spec.scheduling.requiredTopology"
+    assert error.message == f"{RACK}: the run has 40 accelerators, and a domain of h100-sxm has 32"
+    assert error.fix == "require a wider level of topology, or set accelerator.count to at most 32"

@@ -280,7 +280,7 @@ def _no_node(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """Warnings about groups that should use NVLink but span nodes."""
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     pod, notes = plan.per_node, []
     domain = hardware.nvlink_ranks(accelerator, pod)
     tp, ep = plan.tensor_model_parallel_size, plan.expert_model_parallel_size
@@ -308,5 +308,5 @@ def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 
 def _has_fp8(resolved: ResolvedRecipe) -> bool:
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     return accelerator is not None and accelerator.fp8 is not None

@@ -11,14 +11,17 @@ _HOSTNAME = "kubernetes.io/hostname"
 def topology_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """The error of a run that no domain of its required level can have.
 
-    Only the size of a node and that of an NVLink domain are known; racks and blocks are as large as the
-    cluster has them.
+    Known are the size of a node, that of an NVLink domain, and those that the platform describes; other racks
+    and blocks are as large as the cluster has them.
     """
     key, count = resolved.scheduling.required_topology, resolved.accelerator_count
     if key is None or count <= resolved.per_node:
         return []
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
-    if key == _HOSTNAME:
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
+    described = resolved.profile.topology_domains.get(key)
+    if described is not None:
+        size, what = described.nodes * resolved.per_node, "a domain"
+    elif key == _HOSTNAME:
         size, what = resolved.per_node, "a node"
     elif key == LABEL_CLIQUE and accelerator is not None:
         size, what = hardware.nvlink_ranks(accelerator, resolved.per_node), "an NVLink domain"

@@ -13,9 +13,11 @@ class CommunicationModel:
     """Communication of one workload on one accelerator. All methods return seconds of one rank.
 
     Ranks are ordered as in Megatron: tensor within context within data within pipeline (`tp-cp-ep-dp-pp`). A
-    group that spans no more ranks than an NVLink domain uses the link; others cross the network. In the
-    formulas s is the part of the sequence on one context-parallel rank, in tokens, b the micro batch in
-    samples and h the hidden size.
+    group that spans no more ranks than an NVLink domain uses the link; others cross the network, and where a
+    platform describes racks or blocks, the uplinks of those that are smaller than the group. Neighbours in a
+    group are as far apart as the ranks of all groups before it; of the ranks of a domain, those at its border
+    alone send out of it, and share its uplinks. In the formulas s is the part of the sequence on one
+    context-parallel rank, in tokens, b the micro batch in samples and h the hidden size.
     """
 
     def __init__(self, w: Workload, on: Accelerator, constants: Calibration) -> None:
@@ -23,10 +25,17 @@ class CommunicationModel:
         self._domain = on.domain
         self._link = on.link_bandwidth * constants.link
         self._network = on.network_bandwidth * constants.network
+        self._levels = [(level.ranks, level.uplink * constants.network) for level in on.levels]
 
-    def _seconds(self, moved: float, span: int) -> float:
-        """Seconds to move `moved` bytes within a group that spans `span` ranks."""
-        return moved / (self._link if span <= self._domain else self._network)
+    def _seconds(self, moved: float, span: int, stride: int) -> float:
+        """Seconds to move `moved` bytes within a group that spans `span` ranks, every `stride`th of them."""
+        nearest = moved / (self._link if span <= self._domain else self._network)
+        return max(nearest, self._uplinks(moved, span, stride))
+
+    def _uplinks(self, moved: float, span: int, stride: int) -> float:
+        """Seconds that the slowest uplink needs for what each rank sends to the next one of its group."""
+        crossed = [moved / max(1, ranks // stride) / uplink for ranks, uplink in self._levels if span > ranks]
+        return max(crossed, default=0.0)
 
     def tensor(self, kind: LayerKind) -> float:
         """Tensor-parallel communication of one layer, forward and backward, for one micro batch.
@@ -44,7 +53,7 @@ class CommunicationModel:
             return 0.0
         pairs = 4 * (kind.branches - (kind.is_moe and not w.shape.shared_ffn)) + 6 * (kind.mixer == "cross")
         seconds = self._seconds(
-            pairs * (w.dims.tp - 1) / w.dims.tp * 2 * w.tokens * w.shape.hidden, w.dims.tp
+            pairs * (w.dims.tp - 1) / w.dims.tp * 2 * w.tokens * w.shape.hidden, w.dims.tp, 1
         )
         return seconds * (1 - self._c.hidden if w.execution.tensor_overlap else 1)
 
@@ -63,7 +72,7 @@ class CommunicationModel:
         if shape.latent is not None:
             width = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
         block = 2 * w.tokens * max(width / w.dims.tp, 2 * own.head_dim)
-        seconds = self._seconds(3 * (w.dims.cp - 1) * block, w.dims.tp * w.dims.cp)
+        seconds = self._seconds(3 * (w.dims.cp - 1) * block, w.dims.tp * w.dims.cp, w.dims.tp)
         return max(seconds - self._c.hidden * attention, seconds * (1 - self._c.hidden))
 
     def gathered_keys(self, kind: LayerKind) -> float:
@@ -75,7 +84,7 @@ class CommunicationModel:
         """
         w = self._w
         width = key_width(w.shape, kind)
-        return self._seconds(4 * w.tokens * width * (w.dims.cp - 1), w.dims.tp * w.dims.cp)
+        return self._seconds(4 * w.tokens * width * (w.dims.cp - 1), w.dims.tp * w.dims.cp, w.dims.tp)
 
     def heads(self, kind: LayerKind) -> float:
         """All-to-all of a Mamba-2 layer or a gated delta net, forward and backward, which gives each
@@ -89,7 +98,7 @@ class CommunicationModel:
             return 0.0
         width = sum(projections(w.shape, kind)) / w.dims.tp
         moved = 4 * w.tokens * width * (w.dims.cp - 1) / w.dims.cp
-        return self._seconds(moved, w.dims.tp * w.dims.cp)
+        return self._seconds(moved, w.dims.tp * w.dims.cp, w.dims.tp)
 
     def expert(self) -> float:
         """All-to-all of tokens to their experts and back, forward and backward, for one layer.
@@ -123,7 +132,10 @@ class CommunicationModel:
             copies = (
                 domains * (1 - away**shape.topk) / shape.topk if w.execution.deduplicated_dispatch else 1.0
             )
-            seconds = max(moved * away * copies / self._network, moved / self._link)
+            crossed = [
+                moved * (1 - ranks / span) * copies / uplink for ranks, uplink in self._levels if span > ranks
+            ]
+            seconds = max(moved * away * copies / self._network, moved / self._link, *crossed)
         return seconds * (1 - self._c.hidden * self._paired if w.execution.expert_overlap else 1)
 
     @property
@@ -157,7 +169,7 @@ class CommunicationModel:
             / (w.dims.tp if w.split_sequence else 1)
             * w.dims.vp
         )
-        seconds = self._seconds(moved, w.dims.world_size)
+        seconds = self._seconds(moved, w.dims.world_size, w.dims.world_size // w.dims.pp)
         return seconds * (1 - self._c.hidden if w.dims.vp > 1 else 1)
 
     def data(self, held: tuple[float, float, float], forward: float, backward: float) -> float:
@@ -193,7 +205,9 @@ class CommunicationModel:
         if copies * stride <= self._domain:
             return moved / self._link
         nics = max(1, self._domain // stride)
-        return moved / min(self._link, self._network * nics)
+        return max(
+            moved / min(self._link, self._network * nics), self._uplinks(moved, copies * stride, stride)
+        )
 
     def _visible(self, seconds: float, overlapped: float, overlap: bool) -> float:
         if not overlap:

@@ -1,7 +1,7 @@
 """Table of accelerators: memory, speed, links. Data and sources are in `data/accelerators.yaml`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib import resources
@@ -13,6 +13,18 @@ from megatron_operator.api.hardware import ALIASES
 from megatron_operator.api.platform import AcceleratorProfile
 
 GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyLevel:
+    """Domains of several nodes, such as racks, which a platform describes."""
+
+    key: str
+    """Label of their nodes."""
+    ranks: int
+    """Ranks of one domain."""
+    uplink: float
+    """Bandwidth out of a domain for each rank of it, in bytes/s and direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class Accelerator:
     network_bandwidth: float
     """To other domains; assumed as in the vendor's reference system."""
     source: str
+    levels: tuple[TopologyLevel, ...] = ()
+    """What the platform describes between node or NVLink domain and the whole network, nearest first."""
 
     def overlaps_tensor_parallel(self, tp: int) -> bool:
         """Whether tpCommOverlap can work for TP groups of `tp` ranks.
@@ -84,18 +98,38 @@ def get(name: str) -> Accelerator | None:
     return table().get(name)
 
 
-def of_profile(name: str, profile: AcceleratorProfile) -> Accelerator | None:
+def of_profile(name: str, profile: AcceleratorProfile, per_node: int | None = None) -> Accelerator | None:
     """The accelerator behind a platform's profile of that name; none for `cpu` and unknown hardware.
 
-    A data sheet of the profile takes the place of the table's.
+    A data sheet of the profile takes the place of the table's. `per_node`: ranks of a node, by default the
+    profile's.
     """
     if profile.platform == "cpu":
         return None
     known_as = profile.known_as(name)
     if profile.data_sheet is None:
-        return get(known_as)
-    entry = {"architecture": "unknown", **profile.data_sheet.wire(), "source": "the platform file"}
-    return _accelerator(known_as, entry)
+        accelerator = get(known_as)
+    else:
+        entry = {"architecture": "unknown", **profile.data_sheet.wire(), "source": "the platform file"}
+        accelerator = _accelerator(known_as, entry)
+    if accelerator is None or not profile.topology_domains:
+        return accelerator
+    return replace(accelerator, levels=_levels(accelerator, profile, per_node or profile.per_node))
+
+
+def _levels(on: Accelerator, profile: AcceleratorProfile, per_node: int) -> tuple[TopologyLevel, ...]:
+    """The levels that a profile describes; none within an NVLink domain, whose ranks use no uplink."""
+    found, bandwidth = [], on.network_bandwidth
+    for key in profile.topology:
+        domain = profile.topology_domains.get(key)
+        if domain is None or domain.nodes * per_node < nvlink_ranks(on, per_node):
+            continue
+        if domain.uplink_gbps is not None:
+            bandwidth = min(bandwidth, domain.uplink_gbps * 1e9)
+        elif domain.oversubscription is not None:
+            bandwidth /= domain.oversubscription
+        found.append(TopologyLevel(key, domain.nodes * per_node, bandwidth))
+    return tuple(found)
 
 
 class Generation(StrEnum):

@@ -61,7 +61,7 @@ def estimate(resolved: ResolvedRecipe, plan: Plan) -> Expected | None:
 
     Raises InvalidRecipeError when the model is incomplete.
     """
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     return expected(Workload.of(resolved, plan), accelerator) if accelerator else None
 
 
