@@ -1,6 +1,9 @@
 """A run moves off a node before its planned maintenance, against a real API server and simulated nodes."""
 
+import time
 from collections.abc import Callable
+
+from megatron_operator.api.times import seconds
 
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
@@ -8,6 +11,7 @@ from tests.control_plane.nodes import Pool
 from tests.control_plane.test_bad_nodes import avoided_nodes
 from tests.control_plane.world import World
 
+GKE_START = "cloud.google.com/scheduled-maintenance-time"
 GKE = "cloud.google.com/impending-node-termination"
 
 
@@ -63,6 +67,35 @@ def test_a_run_moves_once_before_its_node_goes_and_the_node_is_used_again(
     taint(world, leaves)
     state = world.wait_for("run", where=lambda state: not state.recovery.get("nodesAvoided"))
     assert state.node_of("worker-0") == spare, "nothing moves back"
+
+
+def schedule(world: World, node: str, start: float) -> None:
+    """Label a node as GKE does whose host has maintenance at that time."""
+    labels = {GKE_START: str(int(start))}
+    world.api.patch("Node", None, node, {"metadata": {"labels": labels}})
+
+
+def test_a_run_stays_on_a_node_until_its_scheduled_maintenance_is_near(
+    world: World, pool: Callable[[int], Pool]
+) -> None:
+    nodes = pool(3)
+    state = begin(world, nodes)
+    leaves, before = state.node_of("worker-0"), state.uid_of("worker-0")
+    start = time.time() + 7 * 86_400
+    schedule(world, leaves, start)
+    state = world.wait_for(
+        "run",
+        where=lambda state: leaves in (state.recovery.get("maintenance") or {}),
+        status={"phase": "Training"},
+    )
+    entry = state.recovery["maintenance"][leaves]
+    assert entry["sign"] == f"node label {GKE_START}"
+    assert seconds(entry["startsAt"]) == int(start)
+    assert state.uid_of("worker-0") == before
+    schedule(world, leaves, time.time() + 60)
+    world.wait_for_events("MovedForMaintenance", contains=f"maintenance of {leaves} (node label {GKE_START})")
+    state = world.wait_for("run", pods=2, without=[before])
+    assert avoided_nodes(state) == [leaves]
 
 
 def test_a_run_trains_on_where_it_has_no_other_place(world: World, pool: Callable[[int], Pool]) -> None:

@@ -200,6 +200,9 @@ MAINTENANCE_TAINTS = (
 )
 
 
+MAINTENANCE_START_TIMES = ("cloud.google.com/scheduled-maintenance-time",)
+
+
 class Maintenance(ApiModel):
     """Planned maintenance of nodes: a run that trains on such a node moves before the node goes."""
 
@@ -213,6 +216,13 @@ class Maintenance(ApiModel):
     )
     """Keys of taints that announce it. The default has those of Cluster Autoscaler, Karpenter, GKE, AKS'
     node auto-drain and AWS Node Termination Handler; with both lists empty no node announces any."""
+    start_times: Annotated[list[LabelKey], Field(max_length=16)] = Field(
+        default_factory=lambda: list(MAINTENANCE_START_TIMES)
+    )
+    """Keys of node labels and annotations with the time at which maintenance starts, in seconds since 1970 or
+    RFC 3339: they announce it too. A run stays until `leadTime` before it. The default is that of GKE."""
+    lead_time: Seconds = 900
+    """Seconds before the start at which a run moves, and the grace period of its pods before that."""
     device_taints: bool = True
     """Whether a taint of a device that a run uses announces it too, where Kubernetes allocates devices
     dynamically: of effect NoSchedule or NoExecute, set by the driver or by a DeviceTaintRule."""

@@ -113,9 +113,14 @@ class NodeMaintenance(ApiModel):
     """A node of the run whose planned maintenance was announced."""
 
     sign: str
-    """The condition or taint that announces it; of a device, with the device and the DeviceTaintRule."""
+    """The condition, taint, label or annotation that announces it; of a device, with the device and the
+    DeviceTaintRule."""
     time: str
     """When it was first seen, RFC 3339."""
+    starts_at: str | None = None
+    """When it starts, RFC 3339, where the node has that."""
+    leave_at: str | None = None
+    """From when on the run moves, RFC 3339: early enough to save before the start. Not set: at once."""
     avoided_at: str | None = None
     """When the run began to avoid the node because of it, RFC 3339; it does so once for each announcement."""
     not_avoided: str | None = None

@@ -133,6 +133,7 @@ class CapacityFinder:
 
         `maintenance`: what announces that a node will go.
         """
+        self._room.follow(maintenance)
         capacity = await self._find(status, snapshot, limits)
         if self._room.arrived(status, snapshot):
             self._cluster.expire()

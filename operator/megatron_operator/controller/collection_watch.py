@@ -41,6 +41,8 @@ class CollectionWatch[Kept](ABC):
         self._version = ""
         self._heard = 0.0
         """Monotonic seconds of the last list or event."""
+        self._outdated = False
+        """Whether other parts are to be kept than those of the last list."""
         self._shared: dict[Any, Any] = {}
         """Parts that are equal in many objects, since the last list."""
 
@@ -61,12 +63,21 @@ class CollectionWatch[Kept](ABC):
         silent = time.monotonic() - self._heard >= LONGEST_SILENCE
         return self._kept is not None and bool(self._version) and not silent
 
+    @property
+    def outdated(self) -> bool:
+        """Whether all objects are about to be listed again."""
+        return self._outdated
+
+    def list_again(self) -> None:
+        """Read all objects again, at the next event or bookmark: other parts are to be kept."""
+        self._outdated = self._kept is not None
+
     async def run(self) -> None:
         """Watch for as long as the operator acts, or until an optional resource is no longer served."""
         pause, plural = PAUSE, self._resource.plural
         while True:
             try:
-                if not self._version:
+                if not self._version or self._outdated:
                     await self.refresh()
                 await self.follow()
                 pause = PAUSE
@@ -93,7 +104,7 @@ class CollectionWatch[Kept](ABC):
         """Read all objects. Raises ApiError."""
         found: dict[str, Kept] = {}
         version, began = "", time.monotonic()
-        self._shared = {}
+        self._outdated, self._shared = False, {}
         async for first, page in self._api.versioned_pages(self._resource, None):
             version = version or first
             for obj in page:
@@ -106,6 +117,8 @@ class CollectionWatch[Kept](ABC):
         """Follow changes until the request ends. Raises ApiError, OSError, aiohttp.ClientError."""
         async for event in self._api.watch(self._resource, self._version, DURATION):
             self.handle(event)
+            if self._outdated:
+                return
 
     def handle(self, event: Object) -> None:
         """Take over a watch event."""

@@ -1,4 +1,4 @@
-"""Watches the conditions and taints of all nodes: one list, then only what changes.
+"""Watches the conditions, taints and announced maintenance of all nodes: one list, then only what changes.
 
 Of each node only these are kept, and healthy nodes share one entry. An undisturbed run costs no request for
 its nodes, a disturbed one only for nodes that may have lost their kubelet, and a node's heartbeats cause no
@@ -10,8 +10,15 @@ from collections.abc import Callable, Collection, Mapping
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import NODES, ApiClient
 from megatron_operator.controller.collection_watch import CollectionWatch
-from megatron_operator.lifecycle.maintenance import maintenance_sign
-from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, Taint, node_state, with_signs
+from megatron_operator.lifecycle.maintenance import is_near, maintenance_sign
+from megatron_operator.lifecycle.node_state import (
+    NodeState,
+    NodeStatus,
+    Taint,
+    node_state,
+    start_times,
+    with_signs,
+)
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -23,6 +30,13 @@ class NodeWatch(CollectionWatch[NodeStatus]):
         super().__init__(api, NODES)
         self._notify = notify
         self._runs: dict[RecipeKey, frozenset[str]] = {}
+        self._start_times = frozenset(Maintenance().start_times)
+
+    def follow_start_times(self, keys: Collection[str]) -> None:
+        """Keep these labels and annotations of nodes; for others than before, all nodes are listed again."""
+        if self._start_times != frozenset(keys):
+            self._start_times = frozenset(keys)
+            self.list_again()
 
     def of(self, run: RecipeKey, names: Collection[str]) -> dict[str, NodeStatus] | None:
         """Those of the run's nodes that exist; None before the first list.
@@ -47,10 +61,13 @@ class NodeWatch(CollectionWatch[NodeStatus]):
         """Notify the run no longer."""
         self._runs.pop(run, None)
 
-    def announcing(self, rules: Maintenance) -> dict[str, str]:
-        """Nodes that announce maintenance by these rules, and the condition or taint that does."""
+    def announcing(self, rules: Maintenance, now: float) -> dict[str, str]:
+        """Nodes that announce maintenance by these rules, now or soon, and what announces it."""
         nodes = self._kept or {}
-        signs = {node: maintenance_sign(node, rules) for node in set(nodes.values())}
+        signs = {
+            node: maintenance_sign(node, rules) if is_near(node, rules, now) else None
+            for node in set(nodes.values())
+        }
         return {name: sign for name, node in nodes.items() if (sign := signs[node]) is not None}
 
     def taints(self) -> frozenset[Taint] | None:
@@ -64,7 +81,8 @@ class NodeWatch(CollectionWatch[NodeStatus]):
 
     def _keep(self, obj: Object) -> NodeStatus:
         """The node's state, conditions and taints; not since when, so that healthy nodes are equal."""
-        status = with_signs(NodeStatus(node_state(obj)), obj)
+        starts = start_times(obj, self._start_times)
+        status = with_signs(NodeStatus(node_state(obj), starts=starts), obj)
         shared: NodeStatus = self._shared.setdefault(status, status)
         return shared
 

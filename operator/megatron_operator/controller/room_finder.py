@@ -69,11 +69,16 @@ class RoomFinder:
         """Find the room of each run again."""
         self._answers.clear()
 
+    def follow(self, rules: Maintenance) -> None:
+        """Watch what these rules name."""
+        if self._watch is not None:
+            self._watch.follow_start_times(rules.start_times)
+
     def concerns(self, status: StatusBuilder, snapshot: RunSnapshot) -> bool:
         """Whether the run has nodes to leave, and free devices can be counted if it needs some."""
         if (
             self._watch is not None
-            and to_leave(status.recovery)
+            and to_leave(status.recovery, status.now)
             and (self._devices is None or self._devices.can_count(snapshot.pods))
         ):
             return True
@@ -88,7 +93,7 @@ class RoomFinder:
     def known(self, status: StatusBuilder, snapshot: RunSnapshot) -> Room | None:
         """What was found for the same nodes a short while ago; None where it is to be found again."""
         answer = self._answers.get(status.key)
-        if answer is None or answer.leaving != frozenset(to_leave(status.recovery)):
+        if answer is None or answer.leaving != frozenset(to_leave(status.recovery, status.now)):
             return None
         stays = any(each.not_avoided for each in status.recovery.maintenance.values())
         enough = answer.room.pods >= snapshot.size and not stays
@@ -116,13 +121,13 @@ class RoomFinder:
         Raises ApiError where claims are to be read and cannot be.
         """
         assert self._watch is not None, "the caller asks `concerns` first"
-        announcing, moves = self._watch.announcing(rules), self._moves.decided
+        announcing, moves = self._watch.announcing(rules, status.now), self._moves.decided
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fits: Mapping[str, int] = await asyncio.to_thread(fitting_pods, cluster, template, own)
         if self._devices is not None:
             fits = await self._devices.limited(status.key, snapshot.pods, fits)
-        leaving = frozenset(to_leave(status.recovery))
+        leaving = frozenset(to_leave(status.recovery, status.now))
         # A device that is tainted announces it for the runs that use it alone.
         elsewhere = {
             name: count for name, count in fits.items() if name not in announcing and name not in leaving

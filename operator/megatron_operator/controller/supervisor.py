@@ -14,6 +14,7 @@ from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.lifecycle.actions import DISCARDED, LATER, SOON, Result, wait
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.job_status import adopt_job, set_internal_error
+from megatron_operator.lifecycle.maintenance import until_departure
 from megatron_operator.lifecycle.node_health import judge_nodes
 from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
@@ -122,7 +123,9 @@ class Supervisor:
         if status.ended:
             self._poller.forget(status.key)
         if isinstance(decision, Wait):
-            return result.within(recheck_delay(status, snapshot), "pods may change without an event")
+            result = result.within(recheck_delay(status, snapshot), "pods may change without an event")
+            departure = until_departure(status.recovery, status.now)
+            return result.within(departure, "maintenance of a node is announced for later")
         return replace(result, decision=_COUNTED_AS.get(type(decision)) or kind_of(decision))
 
     def gives_up_pods(self, key: RecipeKey) -> None:

@@ -1,8 +1,9 @@
 """Planned maintenance: a run that trains on a node that will go moves before it does, with a checkpoint.
 
-A node announces it by a condition or taint of `platform.maintenance`, or a device that the run uses by a
-taint of its own. For each announcement a run moves at most once, and only if all of its pods have room on
-nodes without one; otherwise it trains on.
+A node announces it by a condition or taint of `platform.maintenance`, by a label or annotation with the time
+at which it starts, or a device that the run uses by a taint of its own. Where only the start is known, or a
+condition has one beside it, the run trains on until it has just the time to save. For each announcement a run
+moves at most once, and only if all of its pods have room on nodes without one; otherwise it trains on.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,16 +22,35 @@ from megatron_operator.lifecycle.status_size import MAX_NODES
 
 KIND: Final = "maintenance"
 """Kind of the incident of a move."""
+NEAR: Final = 86_400.0
+"""Seconds before its start from which on a node takes no run that moves; with a later one it does."""
 NAMED: Final = 3
 """Nodes that the cause of a move names."""
 
 
 def maintenance_sign(node: NodeStatus, rules: Maintenance) -> str | None:
-    """The condition or taint that announces maintenance of a node or its devices; None if nothing does."""
+    """What announces maintenance of a node or its devices; None if nothing does."""
     found = node_sign(node, rules.conditions, rules.taints)
     if found is not None:
         return found[1]
-    return one_text(node.devices) if node.devices and rules.device_taints else None
+    if node.devices and rules.device_taints:
+        return one_text(node.devices)
+    return min(node.starts).sign if node.starts else None
+
+
+def maintenance_start(node: NodeStatus, rules: Maintenance) -> float | None:
+    """When maintenance of the node starts, seconds since the epoch; None: now, or not known.
+
+    A taint is set when the node, or the device, is about to go, whenever its maintenance was to start.
+    """
+    tainted = node_sign(node, (), rules.taints) is not None or (node.devices and rules.device_taints)
+    return None if tainted or not node.starts else min(node.starts).time
+
+
+def is_near(node: NodeStatus, rules: Maintenance, now: float) -> bool:
+    """Whether the node takes no run that moves, because it has to leave again soon."""
+    start = maintenance_start(node, rules)
+    return start is None or start - now < NEAR
 
 
 def judge_maintenance(
@@ -39,6 +59,7 @@ def judge_maintenance(
     placed: Collection[str],
     rules: Maintenance,
     now: float,
+    grace: float = 0.0,
 ) -> RecoveryStatus:
     """Record what the nodes of a run announce, and drop what is over.
 
@@ -48,6 +69,7 @@ def judge_maintenance(
         placed: Nodes with pods of the run.
         rules: What announces maintenance.
         now: Seconds since the epoch.
+        grace: Seconds in which the run's pods save a checkpoint and end.
     """
     if nodes is None:
         return recovery
@@ -57,20 +79,45 @@ def judge_maintenance(
     ):
         known, node = recovery.maintenance.get(name), nodes.get(name)
         sign = None if node is None else maintenance_sign(node, rules)
-        if sign is None or len(entries) >= MAX_NODES:
+        if node is None or sign is None or len(entries) >= MAX_NODES:
             continue
-        if known is not None and (name in placed or known.avoided_at is not None):
+        start = maintenance_start(node, rules)
+        if known is not None and known.avoided_at is not None:
             entries[name] = known
         elif name in placed:
-            entries[name] = NodeMaintenance(sign=sign, time=timestamp(now))
+            new = NodeMaintenance(
+                sign=sign,
+                time=timestamp(now),
+                starts_at=None if start is None else timestamp(start),
+                leave_at=None if start is None else timestamp(start - grace - rules.lead_time),
+            )
+            entries[name] = new if known is None else _updated(known, new)
     return (
         recovery if entries == recovery.maintenance else recovery.model_copy(update={"maintenance": entries})
     )
 
 
-def to_leave(recovery: RecoveryStatus) -> dict[str, str]:
-    """Nodes with an announcement for which the run has not moved yet, and what announces it."""
-    return {name: each.sign for name, each in sorted(recovery.maintenance.items()) if each.avoided_at is None}
+def _updated(known: NodeMaintenance, new: NodeMaintenance) -> NodeMaintenance:
+    """The entry, with another time where that has changed, and what announces it then."""
+    if (known.starts_at, known.leave_at) == (new.starts_at, new.leave_at):
+        return known
+    changed = {"sign": new.sign, "starts_at": new.starts_at, "leave_at": new.leave_at}
+    return known.model_copy(update=changed)
+
+
+def to_leave(recovery: RecoveryStatus, now: float) -> dict[str, str]:
+    """Nodes that the run has not left for their maintenance, and is to leave now, and what announces it."""
+    return {
+        name: each.sign
+        for name, each in sorted(recovery.maintenance.items())
+        if each.avoided_at is None and (seconds(each.leave_at) or 0.0) <= now
+    }
+
+
+def until_departure(recovery: RecoveryStatus, now: float) -> float | None:
+    """Seconds until the run is to leave the next node; None: nothing is to be awaited."""
+    due = [seconds(each.leave_at) or 0.0 for each in recovery.maintenance.values() if each.avoided_at is None]
+    return min((time - now for time in due if time > now), default=None)
 
 
 def plan_move(
@@ -91,7 +138,7 @@ def plan_move(
         rules: The platform's caps.
         now: Seconds since the epoch.
     """
-    leaving = to_leave(recovery)
+    leaving = to_leave(recovery, now)
     if not leaving or room is None:
         return None
     avoided = {**room.announced, **leaving}

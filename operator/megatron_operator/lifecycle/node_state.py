@@ -1,6 +1,7 @@
 """Whether a node's kubelet can still end the pods on it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,9 @@ BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 """Effects of taints that keep pods away."""
 
 
+_EPOCH: Final = re.compile(r"[0-9]{9,11}")
+
+
 class NodeState(StrEnum):
     """Whether a node's kubelet can end a pod."""
 
@@ -40,6 +44,15 @@ class Taint(NamedTuple):
     effect: str
 
 
+class StartTime(NamedTuple):
+    """When maintenance of a node starts."""
+
+    time: float
+    """Seconds since the epoch."""
+    sign: str
+    """`node label KEY` or `node annotation KEY`."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node's state at one moment."""
@@ -53,6 +66,8 @@ class NodeStatus:
     """Keys of its taints."""
     blocking: frozenset[Taint] = frozenset()
     """Those of its taints that keep pods away."""
+    starts: frozenset[StartTime] = frozenset()
+    """When maintenance of it starts, by labels and annotations that the platform names."""
     devices: frozenset[str] = frozenset()
     """A text for each device of it that is tainted and that the run uses, or did before it moved."""
 
@@ -73,6 +88,24 @@ def with_signs(status: NodeStatus, node: Mapping[str, Any]) -> NodeStatus:
             if each.get("effect") in BLOCKING_EFFECTS
         ),
     )
+
+
+def start_times(node: Mapping[str, Any], keys: Collection[str]) -> frozenset[StartTime]:
+    """What the labels and annotations with these keys have; none for a value that is no time."""
+    found = set[StartTime]()
+    for kind in ("label", "annotation"):
+        values = node["metadata"].get(f"{kind}s") or {}
+        for key in values.keys() & set(keys):
+            if (time := _start_time(str(values[key]))) is not None:
+                found.add(StartTime(time, f"node {kind} {key}"))
+    return frozenset(found)
+
+
+def _start_time(value: str) -> float | None:
+    """Seconds since 1970 of a value in these, or in RFC 3339."""
+    if _EPOCH.fullmatch(value):
+        return float(value)
+    return seconds(value) if "T" in value.upper() else None
 
 
 def node_state(node: Mapping[str, Any]) -> NodeState:

@@ -86,8 +86,16 @@ def judge_announcements(
 ) -> None:
     """Record which nodes of the run announce maintenance; none for a run that avoids no nodes."""
     nodes = snapshot.announcing if limits.avoid_after else dict[str, NodeStatus]()
-    recovery = judge_maintenance(status.recovery, nodes, snapshot.placed_on, rules, status.now)
+    placed = snapshot.placed_on
+    recovery = judge_maintenance(status.recovery, nodes, placed, rules, status.now, _grace(snapshot))
     status.set(recovery=recovery)
+
+
+def _grace(snapshot: RunSnapshot) -> float:
+    """Seconds that the run's pods have to save a checkpoint and end: those of the one with the most."""
+    return max(
+        (float(pod["spec"].get("terminationGracePeriodSeconds") or 0.0) for pod in snapshot.pods), default=0.0
+    )
 
 
 def report_kept_nodes(status: StatusBuilder, observation: Observation) -> None:

@@ -289,7 +289,11 @@ class ApiInMemory:
                     LABEL_ROLE: ROLE_TRAINER,
                 },
             },
-            "spec": {**template["spec"], "containers": [_CONTAINER]},
+            "spec": {
+                **template["spec"],
+                "containers": [_CONTAINER],
+                "terminationGracePeriodSeconds": int(GRACE),
+            },
             "status": {"phase": str(pod.phase), "conditions": [scheduled]},
         }
         if pod.node is not None:
@@ -328,8 +332,11 @@ class ApiInMemory:
         announced = (
             [{"type": "VMEventScheduled", "status": "True"}] if self.cluster.nodes[name].announced else []
         )
+        labels = {HOSTNAME: name}
+        if (start := self.cluster.nodes[name].maintenance_at) is not None:
+            labels["cloud.google.com/scheduled-maintenance-time"] = str(int(start))
         return {
-            "metadata": {"name": name, "labels": {HOSTNAME: name}},
+            "metadata": {"name": name, "labels": labels},
             "spec": {},
             "status": {"allocatable": _ALLOCATABLE, "conditions": [ready, *announced]},
         }

@@ -38,6 +38,8 @@ class Node:
     """Whether pods of other users fill it."""
     announced: bool = False
     """Whether a condition announces its maintenance."""
+    maintenance_at: float | None = None
+    """When its maintenance starts, which a label announces."""
 
     def unreachable_since(self, now: float) -> float | None:
         if self.down_since is None or now - self.down_since < NODE_MONITOR_GRACE:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import HISTORY_LIMIT
 
+from tests.unit.controller.simulated_cluster import GRACE
 from tests.unit.controller.simulated_run import Run
 
 ANNOUNCED = "node condition VMEventScheduled=True"
@@ -60,6 +62,21 @@ def test_a_run_moves_once_with_its_checkpoint_wherever_the_operator_dies(
     assert run.incidents[0]["cause"] == f"maintenance of node-1 ({ANNOUNCED})"
     assert run.incidents[0]["lostIterations"] == 0
     assert recovery["nodesAvoided"] == ["node-1"]
+
+
+def test_a_run_stays_until_it_has_just_the_time_to_save_before_a_scheduled_start(run: Run) -> None:
+    start = run.cluster.now + 1400
+    run.cluster.nodes["node-1"].maintenance_at = start
+    pass_time(run, 30)
+    entry = run.status["recovery"]["maintenance"]["node-1"]
+    assert entry["sign"] == "node label cloud.google.com/scheduled-maintenance-time"
+    assert seconds(entry["leaveAt"]) == int(start) - 900 - GRACE
+    run.until(lambda: run.cluster.now >= start - 900 - GRACE - 2, seconds=1400)
+    assert (nodes(run), run.incidents) == ({"node-0", "node-1"}, [])
+    run.until(lambda: nodes(run) == {"node-0", "node-2"})
+    run.until(recovered(run))
+    assert run.cluster.now < start - 600
+    assert run.incidents[0]["lostIterations"] == 0
 
 
 def test_a_move_is_reported_and_its_time_has_cause_and_node(run: Run) -> None:

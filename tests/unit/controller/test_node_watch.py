@@ -84,8 +84,8 @@ def test_a_change_is_reported_to_the_runs_on_the_node() -> None:
     known = watch.of(RUN, ["a", "gone"])
     assert known is not None
     assert {name: each.taints for name, each in known.items()} == {"a": frozenset({TAINT})}
-    assert watch.announcing(Maintenance()) == dict.fromkeys("ac", f"node taint {TAINT}")
-    assert watch.announcing(Maintenance(taints=[])) == {}
+    assert watch.announcing(Maintenance(), 0.0) == dict.fromkeys("ac", f"node taint {TAINT}")
+    assert watch.announcing(Maintenance(taints=[]), 0.0) == {}
     assert (api.lists, api.watched_from) == (1, ["5", "6"])
 
 
@@ -175,3 +175,40 @@ def test_taints_that_keep_pods_away_are_those_of_ready_nodes() -> None:
     assert watch.taints() == {Taint("nvidia.com/gpu", "present", "NoSchedule")}
     client: Any = Nodes()
     assert NodeWatch(client, lambda _run: None).taints() is None
+
+
+START = "cloud.google.com/scheduled-maintenance-time"
+
+
+def scheduled(name: str, version: int, key: str, value: str) -> dict[str, Any]:
+    found = node(name, version)
+    found["metadata"]["labels"] = {key: value}
+    return found
+
+
+def test_a_scheduled_start_is_reported_and_announces_from_a_day_before() -> None:
+    watch, _, notified = watched([event("MODIFIED", scheduled("a", 6, START, "1733083200"))])
+    assert notified == [RUN]
+    rules = Maintenance(taints=[])
+    assert watch.announcing(rules, 1733083200.0 - 86_400) == {}
+    assert watch.announcing(rules, 1733083200.0 - 86_399) == {"a": f"node label {START}"}
+
+
+def test_all_nodes_are_listed_again_for_other_keys_of_start_times() -> None:
+    key = "example.com/maintenance-start"
+    api, notified = Nodes([event("MODIFIED", node("b", 6))], []), list[RecipeKey]()
+    client: Any = api
+    watch = NodeWatch(client, notified.append)
+
+    async def run() -> None:
+        await watch.refresh()
+        watch.follow_start_times(Maintenance().start_times)
+        assert not watch.outdated, "the default is followed from the beginning"
+        watch.follow_start_times([key])
+        await watch.run()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert api.lists == 2
+    watch.handle(event("MODIFIED", scheduled("a", 7, key, "1733083200")))
+    assert watch.announcing(Maintenance(), 1733083200.0)["a"] == f"node label {key}"

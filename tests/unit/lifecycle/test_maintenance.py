@@ -8,14 +8,18 @@ from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.maintenance import (
+    is_near,
     judge_maintenance,
     maintenance_sign,
+    maintenance_start,
     move_cause,
     moved,
     plan_move,
+    to_leave,
+    until_departure,
 )
 from megatron_operator.lifecycle.moves import LONGEST_MOVE, Moves
-from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
+from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, StartTime, start_times
 from megatron_operator.lifecycle.observation import MaintenanceMove, Room
 from megatron_operator.lifecycle.recovery_policy import Move, Wait, decide
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -53,6 +57,85 @@ def test_a_node_announces_maintenance_by_the_conditions_and_taints_of_the_platfo
     node = NodeStatus(NodeState.READY, conditions=frozenset(conditions), taints=frozenset(taints))
     assert maintenance_sign(node, RULES) == sign
     assert maintenance_sign(node, Maintenance(conditions=[], taints=[])) is None
+
+
+GKE_START = "cloud.google.com/scheduled-maintenance-time"
+OWN_START = "example.com/maintenance-start"
+DAY = 86_400.0
+
+
+def starting(at: float, **fields: Any) -> NodeStatus:
+    start = StartTime(at, f"node label {GKE_START}")
+    return NodeStatus(NodeState.READY, starts=frozenset({start}), **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "start"),
+    [
+        ("label", GKE_START, "1733083200", 1_733_083_200.0),
+        ("annotation", GKE_START, "1733083200", 1_733_083_200.0),
+        ("annotation", OWN_START, "2024-12-01T20:00:00Z", 1_733_083_200.0),
+        ("annotation", OWN_START, "2024-12-01T21:00:00+01:00", 1_733_083_200.0),
+        ("annotation", OWN_START, "tomorrow", None),
+        ("annotation", OWN_START, "20241201", None),
+        ("label", "example.com/other", "1733083200", None),
+    ],
+)
+def test_labels_and_annotations_of_the_platform_have_the_start_of_maintenance(
+    kind: str, key: str, value: str, start: float | None
+) -> None:
+    node = {"metadata": {"name": "a", f"{kind}s": {key: value, "a": "b"}}}
+    found = start_times(node, [GKE_START, OWN_START])
+    assert found == (set() if start is None else {StartTime(start, f"node {kind} {key}")})
+
+
+def test_a_start_alone_announces_maintenance_and_the_first_of_several_counts() -> None:
+    later = StartTime(NOW + 2 * DAY, f"node annotation {OWN_START}")
+    node = NodeStatus(NodeState.READY, starts=frozenset({later, *starting(NOW + DAY).starts}))
+    assert (maintenance_sign(node, RULES), maintenance_start(node, RULES)) == (
+        f"node label {GKE_START}",
+        NOW + DAY,
+    )
+
+
+def test_a_condition_waits_for_the_start_and_a_taint_does_not() -> None:
+    condition = starting(NOW + DAY, conditions=frozenset({"VMEventScheduled=True"}))
+    assert maintenance_sign(condition, RULES) == "node condition VMEventScheduled=True"
+    assert maintenance_start(condition, RULES) == NOW + DAY
+    tainted = starting(NOW + DAY, taints=frozenset({GKE}))
+    assert maintenance_sign(tainted, RULES) == f"node taint {GKE}"
+    assert maintenance_start(tainted, RULES) is None
+    device = starting(NOW + DAY, devices=frozenset({"device a"}))
+    assert maintenance_start(device, RULES) is None
+
+
+def test_a_run_leaves_with_its_grace_period_and_the_lead_time_before_the_start() -> None:
+    nodes = {"a": starting(NOW + DAY)}
+    rules = Maintenance(lead_time=600)
+    recovery = judge_maintenance(RecoveryStatus(), nodes, {"a"}, rules, NOW, 300.0)
+    entry = recovery.maintenance["a"]
+    assert (entry.starts_at, entry.leave_at) == (timestamp(NOW + DAY), timestamp(NOW + DAY - 900))
+    due = NOW + DAY - 900
+    assert to_leave(recovery, due - 1) == {}
+    assert until_departure(recovery, due - 60) == 60
+    assert to_leave(recovery, due) == {"a": f"node label {GKE_START}"}
+    assert until_departure(recovery, due) is None
+
+
+def test_an_announcement_with_another_start_or_with_a_taint_replaces_the_first() -> None:
+    first = judged(RecoveryStatus(), {"a": starting(NOW + DAY)}, "a")
+    assert judged(first, {"a": starting(NOW + DAY)}, "a") is first, "the same again is no change"
+    later = judged(first, {"a": starting(NOW + 2 * DAY)}, "a")
+    assert later.maintenance["a"].starts_at == timestamp(NOW + 2 * DAY)
+    now = judged(first, {"a": starting(NOW + DAY, taints=frozenset({GKE}))}, "a")
+    assert (now.maintenance["a"].sign, now.maintenance["a"].leave_at) == (f"node taint {GKE}", None)
+    assert to_leave(now, NOW) == {"a": f"node taint {GKE}"}
+
+
+def test_a_run_may_move_to_a_node_whose_maintenance_is_more_than_a_day_away() -> None:
+    assert is_near(starting(NOW + DAY - 1), RULES, NOW)
+    assert not is_near(starting(NOW + DAY), RULES, NOW)
+    assert is_near(LEAVES, RULES, NOW)
 
 
 def test_only_nodes_of_the_run_are_recorded() -> None:
