@@ -24,6 +24,8 @@ MAX_STRAGGLERS: Final = 16
 """Number of slow ranks in a report."""
 MAX_EVALUATIONS: Final = 40
 """Number of evaluations in a report."""
+MAX_STAGES: Final = 128
+"""Number of pipeline stages in a report."""
 LONGEST_TEXT: Final = 1000
 """Characters of a cause or message."""
 LONGEST_NAME: Final = 64

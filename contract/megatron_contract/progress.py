@@ -1,5 +1,6 @@
 """The body of `GET /progress` of a trainer pod."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
@@ -7,6 +8,7 @@ from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import (
     MAX_EVALUATIONS,
     MAX_INCIDENTS,
+    MAX_STAGES,
     MAX_STRAGGLERS,
     MAX_WARNINGS,
     Bytes,
@@ -67,6 +69,25 @@ class ReportedStraggler(Message):
     """Own time of a step."""
     peer_seconds: Seconds
     """Median of the peers' own time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedMemory(Message):
+    """The most memory that a rank has reserved on its accelerator since it was started."""
+
+    rank: Count
+    """Global rank."""
+    stage: Count
+    """Pipeline stage."""
+    bytes: Bytes
+
+
+def fullest_ranks(ranks: Iterable[ReportedMemory]) -> tuple[ReportedMemory, ...]:
+    """Of each pipeline stage the rank with the most memory, in order of stages."""
+    found: dict[int, ReportedMemory] = {}
+    for each in sorted(ranks, key=lambda each: (-each.bytes, each.rank)):
+        found.setdefault(each.stage, each)
+    return tuple(found[stage] for stage in sorted(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +166,8 @@ class ProgressReport(Message):
     warnings: Annotated[tuple[ReportedWarning, ...], Items(MAX_WARNINGS)] = ()
     stragglers: Annotated[tuple[ReportedStraggler, ...], Items(MAX_STRAGGLERS)] = ()
     """The ranks that are slow now, slowest first."""
+    memory: Annotated[tuple[ReportedMemory, ...], Items(MAX_STAGES)] = ()
+    """Of each pipeline stage the rank with the most memory; none on CPUs."""
     preparation: PreparationProgress | None = None
     """Only of a pod that prepares data, whose phase is `preparing`."""
     conversion: ConversionProgress | None = None

@@ -7,6 +7,7 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.communication_status import GroupCommunication
 from megatron_operator.api.ledger_status import TimeLedger
+from megatron_operator.api.memory_status import MeasuredMemory
 from megatron_operator.api.recovery_status import RecoveryStatus
 
 
@@ -332,6 +333,8 @@ class MegatronRecipeStatus(ApiModel):
     recovery: RecoveryStatus | None = None
     job: JobStatus | None = None
     validation: ValidationStatus | None = None
+    memory: MeasuredMemory | None = None
+    """Measured memory of the accelerators; not set for a run on CPUs, and before its first iteration."""
     preparation: PreparationStatus | None = None
     """Only while `data.sources` are prepared."""
     conversion: ConversionProgressStatus | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from megatron_contract.incident import ReportedIncident
-from megatron_contract.progress import ProgressReport
+from megatron_contract.progress import ProgressReport, fullest_ranks
 
 _FIELDS: Final = tuple(each.name for each in fields(ProgressReport))
 
@@ -63,6 +63,7 @@ def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
     merged["iteration"] = max(iterations, default=None)
     # A new pod learns the earlier incidents and evaluations from the first pod.
     merged["evaluations"] = next((each.evaluations for each in in_order if each.evaluations), ())
+    merged["memory"] = fullest_ranks(rank for report in current.values() for rank in report.memory)
     merged["incidents"] = max((report.incidents for report in in_order), key=_recency)
     warnings = [warning for report in in_order for warning in report.warnings]
     merged["warnings"] = tuple(dict.fromkeys(warnings))

@@ -9,6 +9,7 @@ from megatron_contract.termination import TerminationMessage
 from megatron_operator.api.status import Evaluation, Progress, RunWarning, ValidationStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.checkpoint_compatibility import contract_after_save
+from megatron_operator.lifecycle.measured_memory import merge
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.pod_termination import short_name
 from megatron_operator.lifecycle.progress_reading import ProgressReading
@@ -40,6 +41,8 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if snapshot.reading.rank_restarts > status.recovery.rank_restarts:
         status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
     _update_validation(status, report)
+    if report.memory and (plan := status.current.plan) is not None:
+        status.set(memory=merge(status.current.memory, report.memory, plan))
     _update_warnings(status, report)
     _add_incidents(status, snapshot, report)
     update_iteration(status, snapshot)

@@ -78,17 +78,24 @@ def _figures_aside(status: MegatronRecipeStatus) -> dict[str, Any]:
     notable = progress.generation, progress.train_iters
     recovery = recovery.model_copy(update={"goodput": None})
     ledger = status.ledger and status.ledger.model_copy(update=dict.fromkeys(OF_REPORTS.values()))
-    aside = {"progress": notable, "recovery": recovery, "validation": None, "ledger": ledger}
+    aside = {"progress": notable, "recovery": recovery, "validation": None, "memory": None, "ledger": ledger}
     return {**status.__dict__, **aside}
 
 
 def _without_figures(wire: Mapping[str, Any]) -> dict[str, Any]:
-    """The status without what changes in every iteration, or with every evaluation."""
+    """The status without what changes in every iteration or evaluation, and the memory of the ranks."""
     progress, recovery = wire.get("progress") or {}, dict(wire.get("recovery") or {})
     recovery.pop("goodput", None)
     notable = {name: progress.get(name) for name in NOTABLE}
     ledger = {name: value for name, value in (wire.get("ledger") or {}).items() if name not in OF_REPORTS}
-    return {**wire, "progress": notable, "recovery": recovery, "validation": None, "ledger": ledger}
+    return {
+        **wire,
+        "progress": notable,
+        "recovery": recovery,
+        "validation": None,
+        "memory": None,
+        "ledger": ledger,
+    }
 
 
 def _without_pods(wire: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from megatron_operator.api.recovery_status import Incident, LostSeconds
-from megatron_operator.api.status import Evaluation, MegatronRecipeStatus
+from megatron_operator.api.status import Evaluation, MegatronRecipeStatus, MemoryPerGpu
 from megatron_operator.api.times import seconds
 from megatron_operator.cli.attention import attention
 from megatron_operator.cli.deleted_runs import DeletedRuns
@@ -174,21 +174,7 @@ def plan_against_reality(status: MegatronRecipeStatus, logs: RunLogs) -> list[Co
         return []
     found = []
     if (memory := plan.memory_per_gpu) is not None:
-        room = f" of {memory.capacity / _GIB:.0f}" if memory.capacity else ""
-        measured = None if logs.memory is None else logs.memory / _GIB
-        # The log that is read is that of the last stage.
-        stages = plan.pipeline_model_parallel_size
-        of_stage = " by the last stage" if stages > 1 else ""
-        found.append(
-            Comparison(
-                "Memory of the fullest accelerator",
-                f"{memory.total / _GIB:.1f}{room} GiB",
-                "not in the log that was read"
-                if measured is None
-                else f"{measured:.1f} GiB reserved{of_stage}",
-                _ratio(None if stages > 1 else measured, memory.total / _GIB),
-            )
-        )
+        found.append(_memory(memory, status, logs))
     if (expected := plan.expected) is not None:
         step = None if progress is None else progress.step_seconds
         speed = None if progress is None else progress.tokens_per_second
@@ -208,6 +194,29 @@ def plan_against_reality(status: MegatronRecipeStatus, logs: RunLogs) -> list[Co
         if peak is not None:
             found.append(_comparison("MFU", expected.mfu, None if work is None else work / peak, ".1%"))
     return found
+
+
+def _memory(planned: MemoryPerGpu, status: MegatronRecipeStatus, logs: RunLogs) -> Comparison:
+    """Planned memory beside what the fullest rank has reserved.
+
+    Pods of version 0.2 report none: then what Megatron prints, in the log that was read, of the last stage.
+    """
+    name, room = "Memory of the fullest accelerator", ""
+    if planned.capacity:
+        room = f" of {planned.capacity / _GIB:.0f}"
+    predicted = f"{planned.total / _GIB:.1f}{room} GiB"
+    stages = 1 if status.plan is None else status.plan.pipeline_model_parallel_size
+    if status.memory is not None:
+        fullest = status.memory.fullest
+        measured = fullest.bytes / _GIB
+        of_stage = f" of stage {fullest.stage}" if stages > 1 else ""
+        text = f"{measured:.1f} GiB reserved by rank {fullest.rank}{of_stage}"
+        return Comparison(name, predicted, text, _ratio(measured, planned.total / _GIB))
+    if logs.memory is None:
+        return Comparison(name, predicted, "not in the log that was read", _ratio(None, planned.total / _GIB))
+    measured = logs.memory / _GIB
+    text = f"{measured:.1f} GiB reserved" + (" by the last stage" if stages > 1 else "")
+    return Comparison(name, predicted, text, _ratio(None if stages > 1 else measured, planned.total / _GIB))
 
 
 def interruptions(status: MegatronRecipeStatus) -> list[Interruption]:

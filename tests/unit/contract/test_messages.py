@@ -11,7 +11,13 @@ import pytest
 from megatron_contract.exit_codes import FIRST_RETRYABLE_EXIT_CODE, REASONS, ExitCode
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.preparation import PreparationResult
-from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedWarning
+from megatron_contract.progress import (
+    PROGRESS_SCHEMA,
+    ProgressReport,
+    ReportedMemory,
+    ReportedWarning,
+    fullest_ranks,
+)
 from megatron_contract.termination import TerminationMessage
 from megatron_contract.wire import Message, WireError, camel_case
 
@@ -62,6 +68,7 @@ PROGRESS: dict[str, Any] = {
             "peerSeconds": 0.5,
         }
     ],
+    "memory": [{"rank": 2, "stage": 0, "bytes": 70}, {"rank": 5, "stage": 1, "bytes": 60}],
     "preparation": {
         "documents": 7,
         "bytesDone": 50,
@@ -207,3 +214,13 @@ def test_the_package_imports_only_the_standard_library() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             roots = {name.split(".")[0] for name in names}
             assert roots <= sys.stdlib_module_names | {"megatron_contract"}, path.name
+
+
+def test_of_each_stage_the_rank_with_the_most_memory_is_the_fullest() -> None:
+    ranks = [ReportedMemory(5, 1, 60), ReportedMemory(1, 0, 50), ReportedMemory(2, 0, 70)]
+    ranks += [ReportedMemory(4, 1, 60), ReportedMemory(0, 0, 70)]
+    assert fullest_ranks(ranks) == (ReportedMemory(0, 0, 70), ReportedMemory(4, 1, 60))
+
+
+def test_a_report_of_version_0_2_has_no_memory() -> None:
+    assert ProgressReport.parse({"schema": 1, "phase": "training"}).memory == ()

@@ -129,6 +129,23 @@ def test_a_run_has_plan_against_reality_ledger_checkpoint_and_failure(page: Test
     assert "lost 11m03s (detect 10m04s, load 33 s, redo 26 s)" in text
 
 
+def test_measured_memory_is_that_of_the_fullest_rank_of_all_stages(
+    page: TestClient, runs: ExampleRuns
+) -> None:
+    recipe = training_run("measured")
+    planned = recipe["status"]["plan"]["memoryPerGpu"]["total"]
+    stages = [(0, 3, planned), (1, 9, planned * 3 // 2)]
+    recipe["status"]["memory"] = {
+        "layout": "TP 1",
+        "stages": [{"stage": stage, "rank": rank, "bytes": size} for stage, rank, size in stages],
+    }
+    recipe["status"]["plan"]["pipelineModelParallelSize"] = 2
+    text = text_of(page, add(runs, recipe))
+    shown = f"{planned * 1.5 / 2**30:.1f} GiB reserved by rank 9 of stage 1"
+    assert re.search(rf"Memory of the fullest.*?{shown}</td><td[^>]*>1.50", text, re.DOTALL)
+    assert "by the last stage" not in text
+
+
 @pytest.mark.parametrize(
     ("condition", "reason", "message"),
     [

@@ -26,6 +26,7 @@ from megatron_trainer.rendezvous.state import RunEndedError, State
 from megatron_trainer.settings import SettingError, Settings
 from megatron_trainer.telemetry.event_socket import EventSocket
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport, merge_reports
+from megatron_trainer.telemetry.peak_memory import PeakMemory
 from megatron_trainer.telemetry.reporter import SOCKET_ENV, STACKS_ENV
 from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.server import ProgressServer
@@ -50,6 +51,7 @@ class Pod:
         self._flags = engine.read(flags)
         self._status = Status(settings.node_rank, self._flags.train_iters)
         self._step_times = StepTimes(settings.node_rank)
+        self._peak_memory = PeakMemory()
         self._watchdog = Watchdog(settings.hang_timeout)
         self._incarnation = uuid.uuid4().hex
         self._gang_token = settings.read_gang_token()
@@ -101,6 +103,7 @@ class Pod:
         self._status.apply(event)
         self._watchdog.apply(event)
         self._step_times.apply(event)
+        self._peak_memory.apply(event)
 
     def _serve_progress(self) -> None:
         port = self._settings.progress_port
@@ -234,7 +237,9 @@ class Pod:
         from megatron_trainer.rendezvous.telemetry_sync import TelemetrySync
 
         settings, gang = self._settings, self._new_rendezvous()
-        self._telemetry_sync = TelemetrySync(gang, self._status, self._journal, self._step_times)
+        self._telemetry_sync = TelemetrySync(
+            gang, self._status, self._journal, self._step_times, self._peak_memory
+        )
         spec = WorkerSpec(
             role="rank",
             local_world_size=settings.ranks_per_node,

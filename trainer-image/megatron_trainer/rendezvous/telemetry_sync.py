@@ -1,17 +1,18 @@
 """Exchanges telemetry between the pods through the gang's store, so that every /progress describes the run.
 
-The pod with the rank that knows the loss shares the iterations, every pod the measured steps of its ranks.
-Node 0 shares the summary of its run journal, the slow ranks and the newest checkpoint, which it alone checks.
+The pod with the rank that knows the loss shares the iterations, every pod the measured steps of its ranks and
+the memory of its fullest ones. Node 0 shares the summary of its run journal, the slow and the fullest ranks,
+and the newest checkpoint, which it alone checks.
 """
 
 import json
 import time
 from dataclasses import replace
 
-from megatron_contract.progress import ReportedStraggler
+from megatron_contract.progress import ReportedMemory, ReportedStraggler
 
 from megatron_trainer.rendezvous.handler import GangRendezvous
-from megatron_trainer.telemetry import step_times
+from megatron_trainer.telemetry import peak_memory, step_times
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal, RunSummary
 from megatron_trainer.telemetry.status import Status
@@ -30,15 +31,18 @@ class TelemetrySync:
         status: Status,
         journal: RunJournal | None,
         steps: step_times.StepTimes,
+        memory: peak_memory.PeakMemory,
     ) -> None:
         self._gang = gang
         self._status = status
         self._journal = journal
         self._steps = steps
-        self._shared_steps = ""
+        self._memory = memory
+        self._shared: dict[str, str] = {}
         self._steps_at = 0.0
         self._detector = StragglerDetector()
         self._stragglers: tuple[ReportedStraggler, ...] = ()
+        self._fullest: tuple[ReportedMemory, ...] = ()
         self._generation = 0
         self._synced_at = 0.0
         self._shared_summary = ""
@@ -55,7 +59,7 @@ class TelemetrySync:
             self._share_iteration()
         else:
             self._receive_iteration()
-        self._sync_steps(now)
+        self._sync_ranks(now)
         if self._journal is not None:
             self._share_summary(self._journal)
         elif text := self._gang.store.get("run"):
@@ -76,22 +80,28 @@ class TelemetrySync:
             self.latest = record
             self._status.set_iteration(record)
 
-    def _sync_steps(self, now: float) -> None:
-        """Share the measured steps of this pod's ranks; on node 0, find the slow ranks of the gang."""
+    def _sync_ranks(self, now: float) -> None:
+        """Share steps and memory of this pod's ranks; on node 0, find the gang's slow and fullest."""
         if self._gang.generation != self._generation:
             self._generation = self._gang.generation
-            self._stragglers = ()
+            self._stragglers, self._fullest = (), ()
             self._detector.reset()
         if now - self._steps_at < _STEP_TIMES_SECONDS:
             return
         self._steps_at = now
-        text = self._steps.dump()
-        if text != self._shared_steps:
-            self._gang.share(f"steps/{self._gang.node_rank}", text)
-            self._shared_steps = text
+        self._share("steps", self._steps.dump())
+        self._share("memory", self._memory.dump())
         if self._gang.node_rank == 0:
-            pods = self._gang.store.children("steps").values()
-            self._stragglers = self._detector.update(step_times.load(pods, self._generation), now)
+            steps = self._gang.store.children("steps").values()
+            self._stragglers = self._detector.update(step_times.load(steps, self._generation), now)
+            memory = self._gang.store.children("memory").values()
+            self._fullest = peak_memory.load(memory, self._generation)
+
+    def _share(self, name: str, text: str) -> None:
+        """Share what this pod has by this name, unless it has shared the same."""
+        if text != self._shared.get(name):
+            self._gang.share(f"{name}/{self._gang.node_rank}", text)
+            self._shared[name] = text
 
     def _share_summary(self, journal: RunJournal) -> None:
         loaded_at = self._status.loaded_at
@@ -103,6 +113,7 @@ class TelemetrySync:
             journal.summary(),
             warnings=report.warnings,
             stragglers=self._stragglers,
+            memory=self._fullest,
             checkpoint_iteration=report.checkpoint_iteration,
             checkpoint_time=report.checkpoint_time,
             best_checkpoint_iteration=report.best_checkpoint_iteration,

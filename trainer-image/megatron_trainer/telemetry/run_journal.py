@@ -15,7 +15,12 @@ from typing import Any
 from megatron_contract.environment import JOURNAL_FILE, JOURNAL_SCHEMA, PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import MAX_INCIDENTS
-from megatron_contract.progress import ReportedEvaluation, ReportedStraggler, ReportedWarning
+from megatron_contract.progress import (
+    ReportedEvaluation,
+    ReportedMemory,
+    ReportedStraggler,
+    ReportedWarning,
+)
 from megatron_contract.wire import Message, load_json
 
 from megatron_trainer.telemetry.incidents import FailureReport, new_incident
@@ -47,6 +52,7 @@ class RunSummary(Message):
     """As for checkpoint_iteration."""
     best_checkpoint_loss: float | None = None
     stragglers: tuple[ReportedStraggler, ...] = ()
+    memory: tuple[ReportedMemory, ...] = ()
     evaluations: tuple[ReportedEvaluation, ...] = ()
 
 

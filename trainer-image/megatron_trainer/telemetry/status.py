@@ -55,6 +55,7 @@ class Status:
                 self._report,
                 incidents=run.incidents,
                 stragglers=run.stragglers,
+                memory=run.memory,
                 useful_seconds=run.useful_seconds,
                 first_started_at=run.first_started_at,
                 save_seconds=run.save_seconds,

@@ -299,6 +299,7 @@ class MegatronHooks:
             settled=self._steps > _warm_up_steps(),
             waitSeconds=waited,
             stage=mpu.get_pipeline_model_parallel_rank(),
+            reservedBytes=torch.cuda.max_memory_reserved() or None,
         )
         if value is not None:
             self._check_loss(value)

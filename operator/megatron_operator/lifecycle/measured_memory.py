@@ -1,0 +1,36 @@
+"""From the memory that pods report to the status: the most that each pipeline stage has reserved."""
+
+from collections.abc import Iterable
+
+from megatron_contract.progress import ReportedMemory, fullest_ranks
+
+from megatron_operator.api.memory_status import MeasuredMemory, StageMemory
+from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.api.status import Plan
+
+
+def merge(
+    known: MeasuredMemory | None, reported: Iterable[ReportedMemory], plan: Plan
+) -> MeasuredMemory | None:
+    """What is known with what pods report now; of another layout than the plan's, nothing is.
+
+    Ranks that were started again report less than before until they have trained for a while.
+    """
+    layout = _layout(plan)
+    before = known.stages if known is not None and known.layout == layout else []
+    ranks = [ReportedMemory(each.rank, each.stage, each.bytes) for each in before]
+    fullest = fullest_ranks([*ranks, *reported])
+    if not fullest:
+        return None
+    stages = [StageMemory(stage=each.stage, rank=each.rank, bytes=each.bytes) for each in fullest]
+    return MeasuredMemory(layout=layout, stages=stages)
+
+
+def _layout(plan: Plan) -> str:
+    """What the memory depends on: `TP 4 x PP 4 x CP 2 x DP 2, micro batch 1, recompute selective`."""
+    dims = ParallelDims.of_plan(plan)
+    text = f"TP {dims.tp} x PP {dims.pp} x CP {dims.cp} x DP {dims.dp}"
+    if dims.ep > 1:
+        text += f", EP {dims.ep} x ETP {dims.etp}"
+    text += f", micro batch {plan.micro_batch_size}"
+    return text if plan.recompute_granularity is None else f"{text}, recompute {plan.recompute_granularity}"
