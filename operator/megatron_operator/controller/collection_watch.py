@@ -70,7 +70,7 @@ class CollectionWatch[Kept](ABC):
 
     def list_again(self) -> None:
         """Read all objects again, at the next event or bookmark: other parts are to be kept."""
-        self._outdated = self._kept is not None
+        self._outdated = True
 
     async def run(self) -> None:
         """Watch for as long as the operator acts, or until an optional resource is no longer served."""

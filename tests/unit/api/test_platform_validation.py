@@ -236,3 +236,14 @@ def test_domains_of_accelerators_that_are_not_timed_are_refused() -> None:
     assert field == "topologyDomains"
     assert message == "has no effect with platform cpu, which is planned without memory and speed"
     assert fix == "leave it out, or set platform to gpu"
+
+
+def test_a_lead_time_without_start_times_is_refused() -> None:
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_platform({"maintenance": {"startTimes": [], "leadTime": 600}}, "platform")
+    [error] = caught.value.errors
+    assert (error.field, error.message) == (
+        "platform.maintenance.leadTime",
+        "600 has no effect without startTimes",
+    )
+    assert error.fix == "set startTimes, or leave it out"
