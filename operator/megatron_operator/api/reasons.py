@@ -321,9 +321,9 @@ class Reason(StrEnum):
     MOVED_FOR_MAINTENANCE = (
         "MovedForMaintenance",
         "`Recovering=True`, `Running=False`, Event",
-        "A condition or taint of `platform.maintenance` announced that a node will go, or a device that the "
-        "run uses was tainted: the run saved a checkpoint and moves to other nodes. It costs no restart of "
-        "the budget.",
+        "A condition, taint or start time of `platform.maintenance` announced that a node will go, or a "
+        "device that the run uses was tainted: the run saved a checkpoint and moves to other nodes. It costs "
+        "no restart of the budget.",
     )
     DOMAIN_CHANGED = (
         "DomainChanged",
@@ -394,28 +394,4 @@ class Reason(StrEnum):
         "`Failed`, `Running=False`, Event",
         "More than `recovery.maxRestarts` restarts without a new checkpoint.",
         "Fix the first cause in the message; any edit of the spec starts the run again.",
-    )
-
-
-class PodWarning(StrEnum):
-    """Reasons of `status.warnings` and of their Events; the trainer chooses them, others may appear."""
-
-    meaning: str
-    action: str
-
-    def __new__(cls, value: str, meaning: str, action: str) -> "PodWarning":
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning, member.action = meaning, action
-        return member
-
-    CHECKPOINT_VOLUME_LOW = (
-        "CheckpointVolumeLow",
-        "The checkpoint volume has little free space.",
-        "Extend the volume, or set `checkpoint.keep`.",
-    )
-    CHECKPOINT_VOLUME_NOT_WRITABLE = (
-        "CheckpointVolumeNotWritable",
-        "The checkpoint volume rejects writes; the trainer waits and retries.",
-        "Make the volume writable for the pod's user.",
     )

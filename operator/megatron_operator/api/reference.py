@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron_operator.api.reasons import PodWarning, Reason
+from megatron_operator.api.pod_warnings import PodWarning
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.rules import RULES
 from megatron_operator.api.schema import Schema, structural

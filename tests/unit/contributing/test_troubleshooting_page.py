@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from megatron_operator.api.reasons import PodWarning, Reason
+from megatron_operator.api.pod_warnings import PodWarning
+from megatron_operator.api.reasons import Reason
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "troubleshooting.md"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.reasons import PodWarning
+from megatron_operator.api.pod_warnings import PodWarning
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
 from megatron_operator.api.status import Expected, Plan, RunWarning, Straggler
 from megatron_operator.api.times import seconds, timestamp

@@ -10,6 +10,7 @@ from megatron_operator.api.model import ModelSpec
 from megatron_operator.catalog.architecture import Architecture, LayerRun
 from megatron_operator.planner.estimate import architecture_sizes
 from megatron_operator.planner.estimate.attention_kinds import Heads
+from megatron_operator.planner.estimate.latent_attention import LatentAttention, latent_attention
 from megatron_operator.planner.estimate.layer_attention import Special, layer_attention
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
 from megatron_operator.planner.estimate.layers import (
@@ -23,19 +24,6 @@ from megatron_operator.planner.estimate.layers import (
     diffusion_layers,
     hybrid_layers,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Sizes of multi-head latent attention in elements; without `q_rank` the query is not compressed."""
-
-    q_rank: int | None
-    kv_rank: int
-    qk_dim: int
-    """Width of a head's queries and keys without their rotary part."""
-    rope_dim: int
-    """Width of the rotary part: of each head's query, and of the one key that all heads share."""
-    v_dim: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +193,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
     own, of_prediction = layer_attention(more, layers, found)
     kinds = _with_attention(kinds, own)
     prediction = _with_attention(prediction, (of_prediction,) * len(prediction))
-    latent = _latent(model, found)
+    latent = latent_attention(model, found)
     window, windowed = _window(model, layers, found)
     if len(found.errors) > before:
         return None
@@ -376,35 +364,3 @@ def _window(model: ModelSpec, layers: int, found: Diagnostics) -> tuple[int | No
         )
     pattern = _checked(model, "window_attn_skip_freq", window_pattern, layers, found)
     return (before + 1 if before >= 0 else None), sum(pattern) / layers
-
-
-def _latent(model: ModelSpec, found: Diagnostics) -> LatentAttention | None:
-    if not model.multi_latent_attention:
-        return None
-    sizes = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-    for name in sizes:
-        if getattr(model, name) is None:
-            found.error(
-                f"spec.model.{ModelSpec.model_fields[name].alias}",
-                "is missing",
-                "set it: multiLatentAttention needs kvLoraRank, qkHeadDim, qkPosEmbHeadDim and vHeadDim",
-            )
-    if model.num_query_groups is not None and model.num_query_groups != model.num_attention_heads:
-        found.error(
-            "spec.model.numQueryGroups",
-            f"{model.num_query_groups} is set together with multiLatentAttention",
-            "leave one of the two out: latent attention has no query groups",
-        )
-    if model.rope_type == "rope" and not model.no_rope_fusion:
-        found.error(
-            "spec.model.noRopeFusion",
-            "is not set, but latent attention with ropeType rope has no fused rotary kernel",
-            "set noRopeFusion: true",
-        )
-    return LatentAttention(
-        q_rank=model.q_lora_rank,
-        kv_rank=model.kv_lora_rank or 0,
-        qk_dim=model.qk_head_dim or 0,
-        rope_dim=model.qk_pos_emb_head_dim or 0,
-        v_dim=model.v_head_dim or 0,
-    )
