@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from megatron_contract.bridge_run import Value
+from megatron_trainer.checkpoints import selection
+from megatron_trainer.checkpoints.volume import directory_size
 
 from tests.trainer.bridge_run import (
     ITERATIONS,
@@ -25,6 +27,7 @@ TENSORS: dict[str, Value] = {
     "model.tensor_model_parallel_size": 2,
     "model.pipeline_model_parallel_size": 1,
 }
+STATES: dict[str, Value] = {"checkpoint.save_optim": True, "checkpoint.save_rng": True}
 PIPELINE: dict[str, Value] = {
     "model.tensor_model_parallel_size": 1,
     "model.pipeline_model_parallel_size": 2,
@@ -86,6 +89,48 @@ def test_an_edited_schedule_is_that_of_the_next_iterations(new_run: NewRun) -> N
     assert continued(run, SAVED_EVERY + 2, second) == [0], run.log()[-3000:]
     rates = {each["iteration"]: each["learningRate"] for each in run.records()}
     assert [rates[SAVED_EVERY + offset] for offset in range(3)] == [0.01, 0.02, 0.02]
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "peft"])
+def test_a_killed_run_without_optimizer_states_resumes_from_its_weights_and_schedule(
+    kind: str, new_run: NewRun, weights: Path
+) -> None:
+    own: dict[str, Value] = {} if kind == "pretrain" else {"checkpoint__pretrained_checkpoint": str(weights)}
+    own |= {"peft__dim": 8, "peft__dropout": 0.0, **SHARED_STATES} if kind == "peft" else {}
+    undisturbed, run = new_run(kind, **own), new_run(kind, **own)
+    assert continued(undisturbed, ITERATIONS) == [0], undisturbed.log()[-3000:]
+
+    run.overrides |= {"checkpoint.save_optim": False, "checkpoint.save_rng": False}
+    run.overrides["train.train_iters"] = ITERATIONS
+    run.hold_after(SAVED_EVERY + 1)
+    run.start()
+    run.await_iteration(SAVED_EVERY + 1)
+    run.kill_rank(0)
+    run.release()
+    assert run.wait() == [0], run.log()[-3000:]
+
+    (incident,) = run.incidents()
+    assert incident["resumedFrom"] == SAVED_EVERY
+    losses, expected = run.losses(), undisturbed.losses()
+    first = SAVED_EVERY + 1
+    assert losses[first] == expected[first] * 2, "the weights of the checkpoint, without dropout"
+    assert losses[first + 1] != expected[first + 1], "Adam begins again"
+    rates = {each["iteration"]: each["learningRate"] for each in undisturbed.records()}
+    assert all(each["learningRate"] == rates[each["iteration"]] for each in run.records())
+    assert size(run) < size(undisturbed) / 3
+
+    # An edit back: what was saved without states is loaded, and the next checkpoint has them.
+    assert continued(run, ITERATIONS + SAVED_EVERY, STATES) == [0], run.log()[-3000:]
+    assert continued(run, ITERATIONS + SAVED_EVERY + 1) == [0], run.log()[-3000:]
+    # And without them in another layout, at once.
+    without: dict[str, Value] = dict.fromkeys(STATES, False)
+    assert continued(run, ITERATIONS + 2 * SAVED_EVERY, without) == [0], run.log()[-3000:]
+    assert continued(run, ITERATIONS + 2 * SAVED_EVERY + 1, PIPELINE) == [0], run.log()[-3000:]
+    assert sorted(run.losses()) == list(range(1, ITERATIONS + 2 * SAVED_EVERY + 2))
+
+
+def size(run: BridgeGang) -> int:
+    return directory_size(selection.directory(run.save, ITERATIONS))
 
 
 def test_no_sample_is_repeated_or_left_out_at_another_number_of_data_parallel_ranks(

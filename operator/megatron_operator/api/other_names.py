@@ -80,6 +80,8 @@ _TODAY: Final = {
     "init.from.megatron.path": "pretrainedCheckpoint restoreFromPath finetune",
     "init.modelFolder": "hfPath hfModelId",
     "checkpoint.saveInterval": "checkpointInterval saveSteps saveEvery",
+    "checkpoint.noSaveOptim: true": "saveOptim saveOptimizer saveOnlyModel saveWeightsOnly",
+    "checkpoint.noSaveRng: true": "saveRng",
     "checkpoint.keep": "saveTotalLimit maxToKeep keepLast keepCheckpoints",
     "recovery.hangTimeout": "ncclTimeout distributedTimeout distributedTimeoutMinutes",
 }
@@ -88,7 +90,6 @@ _NOT_NEEDED: Final = {
     "leave it out: status.stragglers names slow ranks; megatronArgs.log-straggler logs more": (
         "enableStragglerDetection logStraggler stragglerDetection"
     ),
-    "leave it out: checkpoints have all that an interrupted run needs to resume": "noSaveOptim noSaveRng",
     "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp)": (
         "ckptFormat autoDetectCkptFormat distCkptFormat"
     ),

@@ -221,6 +221,11 @@ class CheckpointSpec(ApiModel):
     `best`. A checkpoint counts with the evaluation of its iteration."""
     async_save: bool | None = None
     """Save asynchronously while training continues; default above 64 GPUs."""
+    no_save_optim: bool | None = None
+    """Leave the optimizer states out of checkpoints: a resume has the weights and the place in the schedule,
+    but new moments."""
+    no_save_rng: bool | None = None
+    """Leave the random states out of checkpoints: with dropout a resume draws other random numbers."""
     local: LocalCheckpointSpec | None = None
     """A faster tier in front of the volume, for runs of one pod."""
     retain_on_delete: bool = True

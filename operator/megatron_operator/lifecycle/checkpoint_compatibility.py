@@ -5,6 +5,7 @@ from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog.fine_tuning import fixes_tensor_parallelism
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 FREE_MODEL_SETTINGS: Final = frozenset(
@@ -59,6 +60,8 @@ FULLY_RESHARDABLE: Final = frozenset(
     }
 )
 """Arguments of both engines by which checkpoints have the optimizer states for any layout."""
+WITHOUT_OPTIMIZER: Final = frozenset({"--no-save-optim", "checkpoint.save_optim=false"})
+"""Arguments of both engines by which checkpoints have no optimizer states."""
 SHARDED: Final = "parallelism.useMegatronFsdp"
 """The setting by which checkpoints are in Megatron FSDP's format."""
 
@@ -94,10 +97,18 @@ def checkpoint_contract(
         if resolved.init.source is not None:
             # Checkpoints hold adapters only: a restart takes the frozen weights from there again.
             fixed["init.from.megatron.path"] = resolved.init.source.checkpoint
-    fixed[RESHARDABLE] = not DISTRIBUTED & set(megatron_args) or bool(FULLY_RESHARDABLE & set(megatron_args))
+    fixed[RESHARDABLE] = _is_reshardable(resolved, set(megatron_args))
     # False equals unset: Megatron's switches are off by default.
     set_values = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
     return {path: _text(set_values[path]) for path in sorted(set_values)}
+
+
+def _is_reshardable(resolved: ResolvedRecipe, args: set[str]) -> bool:
+    if not DISTRIBUTED & args or FULLY_RESHARDABLE & args:
+        return True
+    # Those of adapters may be in the order of the ranks, also without an optimizer.
+    bound = resolved.peft is not None and fixes_tensor_parallelism(resolved.peft, resolved.model)
+    return bool(WITHOUT_OPTIMIZER & args) and not bound
 
 
 def continued_contract(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
@@ -140,7 +151,9 @@ def contract_violations(
 def _ways_out(old: str | None, before: Mapping[str, str]) -> str:
     """How the layout of a run can be changed whose optimizer state only fits the layout that it has."""
     if before.get(RESHARDABLE) == NEXT_CHECKPOINT:
-        return f"set {old} until the run has saved a checkpoint with recovery.elastic, then change it"
+        return (
+            f"set {old} until the run has saved another checkpoint, which any layout can load, then change it"
+        )
     return (
         f"set {old}; or set recovery.elastic first, and change the layout once the run has saved again; "
         "or when it has succeeded, start a new recipe in the new layout with init.from.recipe, "

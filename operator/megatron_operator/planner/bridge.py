@@ -331,7 +331,16 @@ def _fields(
     if plan.recompute_granularity is not None:
         for name in _RECOMPUTATION:
             yield f"model.{name}", getattr(plan, name)
+    yield from left_out_states(resolved)
     yield from training_overrides(resolved)
+
+
+def left_out_states(resolved: ResolvedRecipe) -> Iterator[tuple[str, bool]]:
+    """What checkpoints do not have, by its path in Bridge's ConfigContainer."""
+    if resolved.checkpoint.no_save_optim:
+        yield "checkpoint.save_optim", False
+    if resolved.checkpoint.no_save_rng:
+        yield "checkpoint.save_rng", False
 
 
 def training_overrides(resolved: ResolvedRecipe) -> Iterator[tuple[str, str | float | bool | None]]:

@@ -31,7 +31,7 @@ from megatron_operator.catalog import bridge_sizes, bridge_support
 from megatron_operator.catalog.chats import is_blended
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
-from megatron_operator.planner.bridge import training_overrides
+from megatron_operator.planner.bridge import left_out_states, training_overrides
 from megatron_operator.planner.estimate.model_shape import model_shape
 
 _OF_PLAN: Final = {
@@ -248,7 +248,9 @@ def _frozen(resolved: ResolvedRecipe) -> Iterator[tuple[str, Value]]:
 def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> Iterator[tuple[str, Value]]:
     yield "checkpoint.save", f"{CHECKPOINT_DIR}/{name}"
     yield "checkpoint.save_interval", resolved.checkpoint.save_interval
-    if resolved.recovery.elastic is not None and plan.use_distributed_optimizer:
+    yield from left_out_states(resolved)
+    elastic = resolved.recovery.elastic is not None and not resolved.checkpoint.no_save_optim
+    if elastic and plan.use_distributed_optimizer:
         yield RESHARDABLE, True
     if resolved.init.source is not None:
         yield "checkpoint.pretrained_checkpoint", resolved.init.source.checkpoint

@@ -250,6 +250,7 @@ def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
         "--exit-signal-handler",
         "--override-opt-param-scheduler",
     ]
+    words += [*_flag("no_save_optim", spec.no_save_optim), *_flag("no_save_rng", spec.no_save_rng)]
     if spec.async_save:
         words += ["--async-save", "--use-persistent-ckpt-worker"]
     if spec.local is not None:
@@ -259,7 +260,7 @@ def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
             *_flag("non_persistent_global_ckpt_dir", f"{LOCAL_CHECKPOINT_DIR}/{name}"),
         ]
     whole = plan.use_megatron_fsdp or not plan.use_distributed_optimizer
-    if resolved.recovery.elastic is not None and not whole:
+    if resolved.recovery.elastic is not None and not whole and not spec.no_save_optim:
         words.append("--dist-ckpt-optim-fully-reshardable")
     return words
 

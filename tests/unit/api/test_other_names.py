@@ -48,8 +48,8 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ("training", "gradReduceInFp32", "set spec.training.accumulateAllreduceGradsInFp32"),
         (
             "checkpoint",
-            "noSaveOptim",
-            "leave it out: checkpoints have all that an interrupted run needs to resume",
+            "no_save_optim",
+            "did you mean `noSaveOptim`?",
         ),
         (
             "checkpoint",

@@ -110,10 +110,31 @@ def test_a_run_that_became_elastic_changes_its_layout_after_a_checkpoint() -> No
         contract_with(parallelism=LAYOUT), contract_with(parallelism=LAYOUT, **elastic)
     )
     error = tensor_parallel_error(continued, wider)
-    assert "set 2 until the run has saved a checkpoint with recovery.elastic" in error.fix
+    assert "set 2 until the run has saved another checkpoint, which any layout can load" in error.fix
     again = continued_contract(continued, contract_with(parallelism=LAYOUT, **elastic))
     assert contract_violations(again, wider, 100), "another job of the same run has saved nothing yet"
     assert contract_violations(contract_after_save(continued), wider, 120) == []
+
+
+def test_a_checkpoint_without_optimizer_states_is_compatible_with_another_layout() -> None:
+    without = {"checkpoint": {"noSaveOptim": True}}
+    before = contract_with(parallelism=LAYOUT, **without)
+    wider = contract_with(parallelism=WIDER, **without)
+    assert contract_violations(before, wider, 100) == []
+
+    continued = continued_contract(contract_with(parallelism=LAYOUT), before)
+    assert tensor_parallel_error(continued, wider), "the checkpoint of before has states"
+    assert contract_violations(contract_after_save(continued), wider, 120) == []
+
+
+@pytest.mark.parametrize("flag", ["noSaveOptim", "noSaveRng"])
+def test_what_checkpoints_have_can_be_edited(flag: str) -> None:
+    whole, without = (
+        contract_with(parallelism=LAYOUT, checkpoint={flag: value} if value else {})
+        for value in (False, True)
+    )
+    assert contract_violations(whole, without, 100) == []
+    assert contract_violations(without, whole, 100) == []
 
 
 def test_a_run_that_is_no_longer_elastic_keeps_its_layout() -> None:
@@ -190,6 +211,15 @@ def test_the_layout_of_adapters_changes_with_elastic_alone(adapters: dict[str, A
     else:
         before, after = contract_with(**run, **elastic), contract_with(**run | wider, **elastic)
         assert contract_violations(before, after, 100) == []
+
+
+def test_magnitudes_in_the_order_of_ranks_keep_their_layout_without_optimizer_states() -> None:
+    wider = {"parallelism": {"tensorModelParallelSize": 2}}
+    for targets, is_bound in ((["linear_qkv", "linear_fc1"], True), (["linear_qkv"], False)):
+        dora = {"type": "dora", "targetModules": targets}
+        run = FINE_TUNED | {"peft": dora, "checkpoint": {"noSaveOptim": True}}
+        errors = contract_violations(contract_with(**run), contract_with(**run | wider), 100)
+        assert bool(errors) is is_bound
 
 
 def test_a_run_of_nvfp4_whose_contract_is_older_than_the_field_continues() -> None:

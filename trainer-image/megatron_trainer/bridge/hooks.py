@@ -1,5 +1,6 @@
 """Hooks into Megatron-Bridge's training loop, which report what those of Megatron's own loop do."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ class BridgeHooks(MegatronHooks):
     def install(self) -> None:
         """Wrap the loop's functions in the modules from which the loop calls them."""
         self._wrap("load_checkpoint", self._load, checkpointing)
+        self._wrap("_load_base_checkpoint", self._left_out.find_schedule, checkpointing)
+        self._wrap("generate_state_dict", self._left_out.add_schedule, checkpointing)
         self._wrap("save_checkpoint_and_time", self._save_state, train)
         for module in (train, pretrain):
             self._wrap("evaluate_and_print_results", self._evaluate, module)
@@ -86,6 +89,13 @@ class BridgeHooks(MegatronHooks):
     def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._loaded = True
         return super()._load(inner, *args, **kwargs)
+
+    def _reading_all(self) -> contextlib.AbstractContextManager[None]:
+        # Bridge reads all that its configuration asks for.
+        return contextlib.nullcontext()
+
+    def _loads_optimizer(self) -> bool:
+        return bool(self._config.checkpoint.load_optim)
 
     def _save_state(self, inner: Callable[..., Any], state: Any, *args: Any, **kwargs: Any) -> None:
         def save(_iteration: int, *args: Any, **kwargs: Any) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from megatron_contract.bridge_run import BridgeRun
@@ -13,6 +14,7 @@ from megatron_trainer import bridge_flags
 from megatron_trainer.bridge import configuration, diffusion, qwen3_omni, sample_files, starting_weights
 from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.starting_weights import StartingWeights
+from megatron_trainer.checkpoints import selection
 from megatron_trainer.telemetry.reporter import SKIP_ENV, Reporter
 from megatron_trainer.worker import main, tracebacks
 from megatron_trainer.worker.arguments import require_gpus
@@ -73,8 +75,16 @@ def _configure(argv: Sequence[str], start: Start) -> Any:
         config.checkpoint.finetune = False
         if config.peft is None:
             config.checkpoint.pretrained_checkpoint = None
-        config.checkpoint.load_optim = config.checkpoint.load_rng = True
+        _load_what_was_saved(config)
     return config
+
+
+def _load_what_was_saved(config: Any) -> None:
+    """Bridge's load asks for states that a checkpoint was saved without, and fails."""
+    folder = selection.directory(Path(config.checkpoint.load), config.checkpoint.ckpt_step)
+    saved = (starting_weights.configuration(folder) or {}).get("checkpoint") or {}
+    config.checkpoint.load_optim = saved.get("save_optim", True)
+    config.checkpoint.load_rng = saved.get("save_rng", True)
 
 
 def _start_from(weights: StartingWeights, config: Any) -> None:

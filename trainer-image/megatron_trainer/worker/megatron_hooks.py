@@ -18,18 +18,25 @@ from megatron.core import mpu, timers
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
-from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, get_canonical_lr_for_logging
 from megatron.training import checkpointing, get_args, global_vars, training
 from megatron_contract.environment import PROGRESS_FILE, SCALARS_FILE, VALIDATION_FILE
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain, own_schedule
+from megatron_trainer.checkpoints import (
+    bucket_padding,
+    extra_states,
+    left_out_states,
+    optimizer_chain,
+    own_schedule,
+)
 from megatron_trainer.checkpoints.checkpoint_lease import (
     LeaseLostError,
     require_generation,
     require_lease,
 )
+from megatron_trainer.checkpoints.left_out_states import LeftOutStates
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.settings import read_profile_window, read_tracking
@@ -79,6 +86,7 @@ class MegatronHooks:
         self._profiler = StepProfiler(read_profile_window(), reporter.rank)
         self._phases = StepPhases()
         self._samples = SampleRecorder(reporter.generation)
+        self._left_out = LeftOutStates()
         self._owner = os.environ.get(LEASE_ENV, "")
         self._saving = False
         self._evaluating = False
@@ -101,6 +109,8 @@ class MegatronHooks:
     def install(self) -> None:
         """Wrap the loop's functions in the modules from which the loop calls them."""
         self._wrap("load_checkpoint", self._load)
+        self._wrap("_load_base_checkpoint", self._load_base, checkpointing)
+        self._wrap("generate_state_dict", self._left_out.add_schedule, checkpointing)
         self._wrap("save_checkpoint_and_time", self._save)
         self._wrap("evaluate_and_print_results", self._evaluate)
         self._wrap("evaluate", self._record_validation)
@@ -154,7 +164,7 @@ class MegatronHooks:
         self._reporter.send("phase", phase="loading")
         try:
             # Megatron copies into parameters; those of an FP32 model are leaves that require a gradient.
-            with torch.no_grad():
+            with torch.no_grad(), self._reading_all():
                 iteration, flops = inner(*args, **kwargs)
         except _UNRELATED_TO_CHECKPOINT:
             raise
@@ -168,9 +178,25 @@ class MegatronHooks:
             raise WrongCheckpointError(
                 f"the plan is to load iteration {self._resume_from}, Megatron loaded {iteration}"
             )
+        if self._resume_from is not None and not self._loads_optimizer():
+            for each in (*args, *kwargs.values()):
+                if isinstance(each, OptimizerParamScheduler):
+                    self._left_out.follow_schedule(each)
         self._reporter.send("loaded", iteration=iteration)
         self._spikes.load_history(iteration)
         return iteration, flops
+
+    def _load_base(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = self._left_out.find_schedule(inner, *args, **kwargs)
+        if self._resume_from is not None and found[0] is not None:
+            left_out_states.skip_left_out(get_args(), found[0])
+        return found
+
+    def _reading_all(self) -> contextlib.AbstractContextManager[None]:
+        return left_out_states.reading_all(get_args())
+
+    def _loads_optimizer(self) -> bool:
+        return not get_args().no_load_optim
 
     def _save(self, inner: Callable[..., Any], iteration: int, *args: Any, **kwargs: Any) -> None:
         self._reporter.send("phase", phase="saving")

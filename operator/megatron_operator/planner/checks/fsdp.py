@@ -123,6 +123,12 @@ def _of_checkpoints(resolved: ResolvedRecipe) -> Iterator[FieldError]:
             "is true with useMegatronFsdp: Megatron Core 0.19.2 does not save its checkpoints asynchronously"
         )
         yield FieldError("spec.checkpoint.asyncSave", message, "set false, or leave useMegatronFsdp out")
+    if checkpoint.no_save_optim:
+        message = (
+            "is true with useMegatronFsdp: Megatron Core 0.19.2 loads the weights that it trains with the"
+            " optimizer's states alone"
+        )
+        yield FieldError("spec.checkpoint.noSaveOptim", message, _WITHOUT)
     if checkpoint.local is not None:
         message = "is set with useMegatronFsdp: Megatron Core 0.19.2 does not load its local checkpoints"
         yield FieldError("spec.checkpoint.local", message, _WITHOUT)

@@ -5,6 +5,7 @@ Pitfalls" of Megatron-Bridge's recipe index.
 """
 
 import math
+from collections.abc import Iterator
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import LABEL_CLIQUE
@@ -83,6 +84,15 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 _ARGS + "optimizer-cpu-offload",
                 "requires the precision-aware optimizer",
                 "set training.usePrecisionAwareOptimizer: true",
+            )
+        )
+    if args.get("optimizer-cpu-offload") and resolved.checkpoint.no_save_optim:
+        errors.append(
+            FieldError(
+                "spec.checkpoint.noSaveOptim",
+                "is true with megatronArgs.optimizer-cpu-offload: Megatron Core 0.19.2 does not copy loaded"
+                " weights to the optimizer's on the CPU without its states",
+                "leave one of them out",
             )
         )
     return errors + flag_errors(resolved) + fsdp_errors(resolved)
@@ -195,8 +205,28 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             "the copies to and from them"
         )
     notes += [*_short_hang_timeout(resolved, plan), *probable_mistakes(resolved, plan)]
-    notes += fsdp_warnings(resolved, plan)
+    notes += [*fsdp_warnings(resolved, plan), *_left_out_states(resolved)]
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
+
+
+def _left_out_states(resolved: ResolvedRecipe) -> Iterator[str]:
+    """Warnings about checkpoints from which no run resumes exactly."""
+    training, checkpoint = resolved.training, resolved.checkpoint
+    if checkpoint.no_save_optim and (training.bf16 or training.fp16):
+        yield (
+            "checkpoint.noSaveOptim: a resume starts with new moments of the optimizer and with weights"
+            " rounded to 16 bits, so it does not repeat the losses of an undisturbed run"
+        )
+    elif checkpoint.no_save_optim:
+        yield (
+            "checkpoint.noSaveOptim: a resume starts with new moments of the optimizer, so it does not repeat"
+            " the losses of an undisturbed run"
+        )
+    if checkpoint.no_save_rng:
+        yield (
+            "checkpoint.noSaveRng: a resume draws the random numbers of the run's start again, so with"
+            " dropout it does not repeat the losses of an undisturbed run"
+        )
 
 
 def _decay_errors(resolved: ResolvedRecipe) -> list[FieldError]:

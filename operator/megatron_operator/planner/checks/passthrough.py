@@ -21,6 +21,8 @@ _OWNED = {
     "finetune": "spec.init.from.megatron.path",
     "save-interval": "spec.checkpoint.saveInterval",
     "persistent-save-interval": "spec.checkpoint.saveInterval",
+    "no-save-optim": "spec.checkpoint.noSaveOptim",
+    "no-save-rng": "spec.checkpoint.noSaveRng",
     "async-save": "spec.checkpoint.asyncSave",
     "use-persistent-ckpt-worker": "spec.checkpoint.asyncSave",
     "data-path": "spec.data.blend",
@@ -69,7 +71,6 @@ _RESERVED = frozenset(
 _REFUSED = {
     "ckpt-format": "is torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp): formats that load in "
     "another layout",
-    "no-save-optim": "leaves out the optimizer's state, without which an interrupted run cannot resume",
     "skip-train": "trains nothing, and the run would be reported complete",
     "tensorboard-queue-size": "is for a writer of Megatron that the trainer replaces (spec.tracking)",
     "wandb-save-dir": "is wandb beside the checkpoints for every run (spec.tracking.wandb)",
@@ -77,7 +78,6 @@ _REFUSED = {
         "reports the loss of each set apart, and status and best checkpoint know one: entries of"
         " data.blend and data.sources with validation are mixed by their weights"
     ),
-    "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",
     "adlr-autoresume": "requires a package that is not public",
     "ckpt-convert-format": "makes Megatron convert a checkpoint and end, and the run would be complete",
     "fsdp-manual-registration": "is for Megatron FSDP with NCCL's user buffers, which was not run",

@@ -31,9 +31,10 @@ def checkpoint_bytes(resolved: ResolvedRecipe, plan: Plan) -> int | None:
     saved = plan.parameters_padded
     if plan.use_megatron_fsdp:
         return saved * (_MAIN_WEIGHT + _MOMENTS)
-    each = bytes_per_parameter(
-        resolved.training, resolved.megatron_args, sharded=plan.use_distributed_optimizer
-    )
+    training, sharded = resolved.training, plan.use_distributed_optimizer
+    each = bytes_per_parameter(training, resolved.megatron_args, sharded=sharded)
+    if resolved.checkpoint.no_save_optim:
+        each = 2 if training.bf16 or training.fp16 else 4
     if shape is not None and adapters is not None:
         return adapters.parameters(shape, plan.expert_model_parallel_size) * each
     if shape is not None and resolved.frozen:
