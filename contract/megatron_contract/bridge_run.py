@@ -25,6 +25,8 @@ PACKED_FOLDER: Final = "dataset.packed_folder"
 """Folder for packed samples, which Bridge writes when the run starts; without it samples are padded."""
 MAX_EPOCHS: Final = "dataset.max_epochs"
 """How often a run may read a packed sequence; without it, or without PACKED_FOLDER, any number."""
+PATH_TO_CACHE: Final = "dataset.path_to_cache"
+"""Folder of the index of the samples that a run which pretrains reads."""
 PEFT_SCHEME: Final = "peft.scheme"
 """`lora` or `dora`: the argument `peft_scheme` of the recipe function."""
 

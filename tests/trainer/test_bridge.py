@@ -262,6 +262,7 @@ def test_a_recipe_is_fine_tuned_on_the_chats_that_its_job_prepared(
     run.run_to_end()
 
     assert_learned(run)
+    assert "rank 0 has looked for the ends of" not in run.log()
 
 
 def _undisturbed_and_killed(

@@ -205,7 +205,8 @@ def test_a_killed_pod_leaves_no_trace_in_the_chats(llama: Path, tmp_path: Path) 
     chats_command.run(words(tmp_path / "alone", f"{tmp_path}/raw.jsonl", tokenizer=llama, split="90,10"))
     assert prepared(tmp_path) == prepared(tmp_path / "alone")
     (made,) = objects.iterdir()
-    assert sorted(path.name for path in made.iterdir()) == ["done.json", "training.jsonl", "validation.jsonl"]
+    files = ("training.jsonl", "training.jsonl.lines.npy", "validation.jsonl", "validation.jsonl.lines.npy")
+    assert sorted(path.name for path in made.iterdir()) == ["done.json", *files]
 
 
 def test_a_second_recipe_prepares_nothing_of_the_same_chats(

@@ -14,6 +14,7 @@ from megatron_trainer.worker import prepared_index
 from tests.trainer.gang import MODEL_FLAGS, Gang
 
 ITERATIONS = 2
+BUILT = "files of the index of the samples in"
 # What the operator gives megatron-prepare of the run's arguments.
 RUN_FLAGS = ("--seq-length", "--global-batch-size", "--eval-iters", "--eval-interval", "--split")
 # Less than half a document of any corpus here.
@@ -51,9 +52,17 @@ def test_a_run_reads_the_index_that_was_built_before_it_and_a_longer_run_gets_on
     pod.start(0, extra=("--train-iters", str(ITERATIONS), "--data-cache-path", str(cache)))
     assert pod.wait() == [0], pod.log()[-3000:]
     assert files(cache) == before, "rank 0 built nothing"
+    assert BUILT not in pod.log()
     assert build_index(index_flags(corpus, cache), ITERATIONS + 1).startswith("4 new files")
     after = files(cache)
     assert {name: after[name] for name in before} == before
+
+
+def test_rank_0_reports_an_index_that_no_job_has_built(pod: Gang, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pod.start(0, extra=("--train-iters", str(ITERATIONS), "--data-cache-path", str(cache)))
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert f"rank 0 has built {len(files(cache))} {BUILT} {cache} in " in pod.log()
 
 
 def test_a_run_of_two_sources_that_does_not_evaluate_trains_where_validation_has_no_document(

@@ -20,7 +20,11 @@ from megatron_operator.manifests.prepare import FINAL
 from megatron_operator.manifests.prepare_resources import check_requests
 from megatron_operator.manifests.sample_index import index_of
 from megatron_operator.manifests.storage import Storage
-from megatron_operator.planner.dataset_args import bridge_check_arguments, dataset_arguments
+from megatron_operator.planner.dataset_args import (
+    bridge_check_arguments,
+    bridge_index_arguments,
+    dataset_arguments,
+)
 
 CONTAINER: Final = "check"
 _LATENTS: Final = "latents"
@@ -39,14 +43,14 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     claims = {"data": storage.data}
     index = None
     if data.blend:
-        by_bridge = resolved.engine == "bridge"
-        words = (
-            bridge_check_arguments(BridgeRun.from_arguments(megatron))
-            if by_bridge
-            else dataset_arguments(megatron)
-        )
+        if resolved.engine == "bridge":
+            run = BridgeRun.from_arguments(megatron)
+            words = bridge_check_arguments(run)
+            index = index_of(owner, storage, words, of_bridge=bridge_index_arguments(run))
+        else:
+            words = dataset_arguments(megatron)
+            index = index_of(owner, storage, words)
         arguments = _blend_arguments(resolved)
-        index = None if by_bridge else index_of(owner, storage, words)
         if index is not None:
             claims |= index.claims(storage)
             arguments += index.arguments()

@@ -17,7 +17,11 @@ from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare_resources import requests
 from megatron_operator.manifests.sample_index import Index, index_of
 from megatron_operator.manifests.storage import Storage
-from megatron_operator.planner.dataset_args import bridge_dataset_arguments, dataset_arguments
+from megatron_operator.planner.dataset_args import (
+    bridge_dataset_arguments,
+    bridge_index_arguments,
+    dataset_arguments,
+)
 
 CONTAINER = "prepare"
 DEFAULT_INCLUDE = "**/*.txt"
@@ -150,17 +154,18 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     if prepare is None or storage.data is None:
         return None
     workers = prepare.workers or 1
-    by_bridge = resolved.engine == "bridge"
-    words = [] if by_bridge else dataset_arguments(megatron)
-    index = index_of(owner, storage, words, workers) if words else None
-    claims = {"data": storage.data} | (index.claims(storage) if index else {})
+    run = BridgeRun.from_arguments(megatron) if resolved.engine == "bridge" else None
+    index = None
     if resolved.fine_tunes:
-        own = _chat_arguments(resolved, prepare, BridgeRun.from_arguments(megatron))
+        assert run is not None, "Megatron-Bridge fine-tunes"
+        own = _chat_arguments(resolved, prepare, run)
     else:
-        if by_bridge:
-            words = bridge_dataset_arguments(BridgeRun.from_arguments(megatron))
+        words = bridge_dataset_arguments(run) if run is not None else dataset_arguments(megatron)
+        of_bridge = bridge_index_arguments(run) if run is not None else ()
+        index = index_of(owner, storage, words, workers, of_bridge) if words else None
         tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
         own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index)
+    claims = {"data": storage.data} | (index.claims(storage) if index else {})
     credentials = _credentials(prepare)
     environment = {"HOME": "/tmp"}
     if credentials:

@@ -1,5 +1,6 @@
 """Where a Job builds the index of a run's samples before its first start, and the memory that this takes."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,8 @@ from megatron_operator.manifests.storage import Storage
 _MEBI: Final = 1 << 20
 _PROCESS: Final = 1024 * _MEBI
 """The process that builds the index with Megatron."""
+_PROCESS_OF_BRIDGE: Final = 1536 * _MEBI
+"""The same with Megatron-Bridge."""
 _SAMPLE: Final = (2 * 8 + 8 + 2 + 8) + 30
 """Bytes of a sample in the index, about. The second number is a margin for the index of the documents, whose
 number is not known here: 4 bytes for each of an epoch, and 16 while Megatron builds it."""
@@ -29,30 +32,35 @@ class Index:
     """Folder on the data volume, from which rank 0 copies it; None for the run's, with the checkpoints."""
     memory: int
     """Bytes that building it takes, about."""
+    of_bridge: tuple[str, ...] = ()
+    """What the index of a run by Megatron-Bridge depends on."""
 
     def arguments(self) -> list[str]:
-        """The option of `megatron-prepare`."""
-        return ["--index"] if self.folder is None else ["--index-dir", self.folder]
+        """The options of `megatron-prepare`."""
+        place = ["--index"] if self.folder is None else ["--index-dir", self.folder]
+        return [*place, *(["--index-of", json.dumps(self.of_bridge)] if self.of_bridge else [])]
 
     def claims(self, storage: Storage) -> dict[str, str]:
         """The claims that the Job mounts for it, beside that of the data."""
         return {"checkpoints": storage.checkpoint} if self.folder is None else {}
 
 
-def index_of(owner: Owner, storage: Storage, words: Sequence[str], workers: int = 1) -> Index | None:
+def index_of(
+    owner: Owner, storage: Storage, words: Sequence[str], workers: int = 1, of_bridge: Sequence[str] = ()
+) -> Index | None:
     """Where one of the `workers` pods of a Job builds the index of a run with these arguments of Megatron.
 
-    None for one that is left to rank 0.
+    `of_bridge`: what that of a run by Megatron-Bridge depends on. None for one that is left to rank 0.
     """
-    memory = _memory(words)
+    memory = _memory(words, _PROCESS_OF_BRIDGE if of_bridge else _PROCESS)
     if memory > _LARGEST:
         return None
     if _can_mount_checkpoints(storage, workers):
-        return Index(None, memory)
-    return Index(f"{DATA_DIR}/{index_folder(owner.name, owner.uid)}", memory)
+        return Index(None, memory, tuple(of_bridge))
+    return Index(f"{DATA_DIR}/{index_folder(owner.name, owner.uid)}", memory, tuple(of_bridge))
 
 
-def _memory(words: Sequence[str]) -> int:
+def _memory(words: Sequence[str], process: int) -> int:
     """Bytes that building the index takes, in whole MiB.
 
     Megatron holds all of it: a row of two numbers and one of the order for each sample (GPTDataset), and of a
@@ -62,7 +70,7 @@ def _memory(words: Sequence[str]) -> int:
     samples = int(values.get("--train-samples", 0))
     if not samples and "--global-batch-size" in values:
         samples = int(values.get("--train-iters", 0)) * int(values["--global-batch-size"])
-    return _PROCESS + -(-samples * _SAMPLE // _MEBI) * _MEBI
+    return process + -(-samples * _SAMPLE // _MEBI) * _MEBI
 
 
 def _can_mount_checkpoints(storage: Storage, workers: int) -> bool:

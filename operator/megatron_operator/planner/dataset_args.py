@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.bridge_run import MODEL_FOLDER, PATH_TO_CACHE, BridgeRun
 
 _FLAGS: Final = frozenset(
     (
@@ -52,10 +52,29 @@ _TOKENIZER_OF_BRIDGE: Final = {
 }
 
 
+_OF_INDEX: Final = frozenset(
+    {
+        *_OF_BRIDGE,
+        *_TOKENIZER_OF_BRIDGE,
+        "validation.eval_interval",
+        MODEL_FOLDER,
+        PATH_TO_CACHE,
+    }
+)
+"""Paths in Bridge's ConfigContainer that the index of the samples depends on, or where it is."""
+
+
+def bridge_index_arguments(run: BridgeRun) -> list[str]:
+    """The function of a run that Megatron-Bridge pretrains, and the overrides that its index depends on."""
+    return BridgeRun(
+        run.function, {path: value for path, value in run.overrides.items() if path in _OF_INDEX}
+    ).to_arguments()
+
+
 def bridge_dataset_arguments(run: BridgeRun) -> list[str]:
     """What decides how many samples a run of Megatron-Bridge reads, in Megatron's flags.
 
-    It is checked before the run. Bridge builds the index of its samples itself.
+    It is checked before the run.
     """
     return _flags_of_bridge(run, _OF_BRIDGE)
 

@@ -1,5 +1,6 @@
 """Recipes of engine bridge that pretrain: what they take, and what reaches their function."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,27 @@ def test_sources_are_prepared_with_the_tokenizer_of_the_model_and_checked_agains
     assert list(needs.weights.values()) == [0.75, 0.25]
 
 
+@pytest.mark.parametrize("data", [BLEND, SOURCES | {"tokenizer": TOKENIZER}], ids=["check", "prepare"])
+def test_the_job_before_the_run_builds_the_index_of_its_samples(data: dict[str, Any]) -> None:
+    def index(**training: Any) -> BridgeRun:
+        built = manifests.build(planned(data=data, training={"trainIters": 4000} | training), "")
+        job = built.prepare_job if built.check_job is None else built.check_job
+        assert job is not None
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        words = [str(word) for word in container["args"]]
+        own = words[: words.index("--")]
+        assert "--index" in own or "--index-dir" in own
+        return BridgeRun.from_arguments(json.loads(own[own.index("--index-of") + 1]))
+
+    run = BridgeRun.from_arguments(planned(data=data, training={"trainIters": 4000}).arguments)
+    found = index()
+    assert found.function == run.function
+    assert found.overrides.items() <= run.overrides.items()
+    assert {"dataset.data_path", "dataset.path_to_cache", "train.train_iters"} <= found.overrides.keys()
+    assert index(lr=1e-4) == found, "what is learned of the samples does not change them"
+    assert index(seqLength=2048) != found
+
+
 def dataset(prefix: Path, largest: int) -> None:
     """A dataset of Megatron with 200 documents of 32 tokens, with one id that is `largest`."""
     import torch
@@ -109,7 +131,7 @@ def dataset(prefix: Path, largest: int) -> None:
 
 
 def test_the_datasets_of_a_blend_are_checked_against_the_tokenizer_of_the_run(tmp_path: Path) -> None:
-    """The arguments are those of the Job, with `tmp_path` for the data volume."""
+    """The arguments are those of the Job, with `tmp_path` for both volumes."""
     training = {"seqLength": 64, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": 4, "evalIters": 0}
     training |= {"lrWarmupIters": 1, "lrDecayIters": 4}
     sizes = {"tensorModelParallelSize": 1, "expertModelParallelSize": 2, "sequenceParallel": False}
@@ -118,6 +140,7 @@ def test_the_datasets_of_a_blend_are_checked_against_the_tokenizer_of_the_run(tm
     assert job is not None
     (container,) = job["spec"]["template"]["spec"]["containers"]
     words = [str(word).replace("/data/", f"{tmp_path}/") for word in container["args"]]
+    words = [word.replace("/checkpoints/", f"{tmp_path}/") for word in words]
     words[words.index("--progress-port") : words.index("--progress-port") + 2] = []
 
     dataset(tmp_path / "web_text_document", largest=50)

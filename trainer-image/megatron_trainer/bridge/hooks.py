@@ -25,6 +25,7 @@ from megatron_trainer.bridge import diffusion
 from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain, own_schedule
 from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
+from megatron_trainer.worker import prepared_index
 from megatron_trainer.worker.dataset_splits import leave_out_unread
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
@@ -82,9 +83,20 @@ class BridgeHooks(MegatronHooks):
     def _make_builder(
         inner: Callable[..., Any], kind: Any, samples: Sequence[int | None], built: Any, config: Any
     ) -> Any:
-        """Return Megatron's builder of the sets that the run reads."""
+        """Return Megatron's builder of the sets that the run reads, by the index that a Job has built."""
         leave_out_unread(config, samples)
-        return inner(kind, samples, built, config)
+        builder = inner(kind, samples, built, config)
+        if config.path_to_cache is None or torch.distributed.get_rank() != 0:
+            return builder
+        cache, build = Path(config.path_to_cache), builder.build
+        prepared_index.take(cache)
+
+        def reporting() -> Any:
+            with prepared_index.reporting_built(cache):
+                return build()
+
+        builder.build = reporting
+        return builder
 
     def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._loaded = True

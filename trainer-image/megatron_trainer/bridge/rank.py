@@ -11,7 +11,14 @@ from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer import bridge_flags
-from megatron_trainer.bridge import configuration, diffusion, qwen3_omni, sample_files, starting_weights
+from megatron_trainer.bridge import (
+    configuration,
+    diffusion,
+    line_index,
+    qwen3_omni,
+    sample_files,
+    starting_weights,
+)
 from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.starting_weights import StartingWeights
 from megatron_trainer.checkpoints import selection
@@ -47,6 +54,7 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
     )
     hooks.install()
     sample_files.name_lines()
+    line_index.install()
     try:
         _enter(config)
     except SystemExit as end:

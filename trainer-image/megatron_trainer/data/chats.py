@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.bridge import sample_blend
+from megatron_trainer.bridge import line_index, sample_blend
 from megatron_trainer.data import check, shards, tokenizer
 from megatron_trainer.data.answers import ChatLines, LineEncoder
 from megatron_trainer.data.blend import Worker, build_shards, load_encoder, repair
@@ -86,6 +86,8 @@ def prepare_chats(
     if len(datasets) > 1:
         _concatenate(datasets, made, files)
     check_run(*files, run)
+    if not _of_samples(sources):
+        _write_line_ends(made)
     _link(root, made)
     return total
 
@@ -247,6 +249,17 @@ def _concatenate(datasets: Sequence[Dataset], made: Path, files: Sequence[Part])
         part.write_text(sample_blend.dump({file.name: file.mix for file in files}), encoding="utf-8")
         part.replace(made / sample_blend.FILE)
     _mark(made, [*(sum(each) for each in zip(*map(_counts, datasets), strict=True)), *sizes])
+
+
+def _write_line_ends(made: Path) -> None:
+    """Write where the lines of the files end, unless a folder that was prepared before has it."""
+    for path in (made / name for name in FILES):
+        if path.stat().st_size and line_index.read_ends(path) is None:
+            part = shards.temporary(path.with_name(path.name + line_index.SUFFIX))
+            with part.open("wb") as stream:
+                np.save(stream, line_index.find_ends(path), allow_pickle=False)
+                shards.flush(stream)
+            part.replace(path.with_name(path.name + line_index.SUFFIX))
 
 
 def _link(root: Path, made: Path) -> None:

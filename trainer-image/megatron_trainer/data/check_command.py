@@ -21,7 +21,7 @@ from megatron_trainer.data.check_blend import check_blend
 from megatron_trainer.data.check_meter import CheckMeter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import build_index
-from megatron_trainer.data.prepare_options import add_index_dir, split_flags
+from megatron_trainer.data.prepare_options import add_bridge_run, add_index_dir, split_flags
 from megatron_trainer.data.sources_command import parse_arguments
 
 QUESTIONS: Final = "questionAndAnswer"
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> str:
     prefixes = _prefixes(args.check_blend)
     text = check_blend(prefixes, megatron_flags, args.vocab_size, args.max_epochs, args.known_dir, meter)
     if args.index or args.index_dir is not None:
-        text += f"; {build_index(megatron_flags, args.index_dir)}"
+        text += f"; {build_index(args.index_of or megatron_flags, args.index_dir)}"
     return text
 
 
@@ -83,4 +83,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
     add_index_dir(parser)
+    add_bridge_run(parser)
     return parse_arguments(parser, argv, at_least_one=("batch", "samples", "max_epochs"))

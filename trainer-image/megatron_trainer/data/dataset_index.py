@@ -1,6 +1,7 @@
 """Builds the index that Megatron's data sets need, before any accelerator is taken.
 
     python -m megatron_trainer.data.dataset_index [--into FOLDER] MEGATRON_FLAG ...
+    python -m megatron_trainer.data.dataset_index [--into FOLDER] FUNCTION PATH=JSON ...
 
 Which samples a run reads depends on its seed, sequence length, number of samples, split, blend and tokenizer.
 Megatron has rank 0 write them down at the first start (document, sample and shuffle index) while all others
@@ -9,7 +10,8 @@ wait. This does the same with the same classes; a run with the same flags finds 
 Where the volume of the checkpoints is not mounted, --into has it built on the data volume, from which rank 0
 copies it (worker/prepared_index.py).
 
-Flags of the model are not needed: a minimal model stands in for it, and the process needs no GPU.
+Flags of the model are not needed: a minimal model stands in for it, and the process needs no GPU. For a run
+that Megatron-Bridge pretrains its function makes the configuration (bridge_index.py).
 """
 
 import contextlib
@@ -20,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron_contract.bridge_run import PATH_TO_CACHE, BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data.prepare_options import value_of
@@ -58,7 +61,7 @@ def build(flags: Sequence[str], into: Path | None = None) -> int:
     one. Raises IndexFlagsError, RankError if Megatron refuses the flags or does not find the data, and
     OSError.
     """
-    cache = into or Path(_value(flags, _CACHE))
+    cache = into or cache_of(flags)
     if problem := left_volume(cache):
         raise IndexFlagsError(f"{_CACHE}: {problem}")
     cache.mkdir(parents=True, exist_ok=True)
@@ -68,8 +71,13 @@ def build(flags: Sequence[str], into: Path | None = None) -> int:
     # The Job of another run may just have removed a folder whose files were not used (unused_files.py).
     unfinished.mkdir(parents=True)
     try:
-        words, _ = cpu.adapt([*_MODEL, _value(flags, _SEQUENCE), *flags, _CACHE, str(unfinished)])
-        _build_all(words)
+        if _is_of_bridge(flags):
+            from megatron_trainer.data import bridge_index
+
+            bridge_index.build(BridgeRun.from_arguments(flags), unfinished)
+        else:
+            words, _ = cpu.adapt([*_MODEL, _value(flags, _SEQUENCE), *flags, _CACHE, str(unfinished)])
+            _build_all(words)
         names = set[str]()
         for path in sorted(unfinished.iterdir()):
             target = cache / path.name
@@ -83,6 +91,19 @@ def build(flags: Sequence[str], into: Path | None = None) -> int:
         return len(names)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def cache_of(flags: Sequence[str]) -> Path:
+    """The folder in which the run with these arguments looks for its index. Raises IndexFlagsError."""
+    if not _is_of_bridge(flags):
+        return Path(_value(flags, _CACHE))
+    if not isinstance(path := BridgeRun.from_arguments(flags).overrides.get(PATH_TO_CACHE), str):
+        raise IndexFlagsError(f"{PATH_TO_CACHE} is missing; set it as in the run's own arguments")
+    return Path(path)
+
+
+def _is_of_bridge(flags: Sequence[str]) -> bool:
+    return bool(flags) and not flags[0].startswith("-")
 
 
 def _build_all(flags: Sequence[str]) -> None:
@@ -107,11 +128,11 @@ def main(words: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         try:
             new = build(flags, into)
-            code, text = int(ExitCode.OK), f"{new} new files of the index in {into or _value(flags, _CACHE)}"
+            code, text = int(ExitCode.OK), f"{new} new files of the index in {into or cache_of(flags)}"
         except (IndexFlagsError, cpu.UnsupportedError) as error:
             code, text = int(ExitCode.USAGE), str(error)
         except OSError as error:
-            where = into or _value(flags, _CACHE)
+            where = into or cache_of(flags)
             code = int(ExitCode.BAD_DATA)
             text = f"{error.strerror or error}: {error.filename or where}"
             if error.errno in _NOT_WRITABLE:

@@ -200,16 +200,17 @@ def build(options: PrepareOptions) -> PreparationResult:
     return result
 
 
-def build_index(megatron_flags: Sequence[str], into: Path | None = None) -> str:
+def build_index(arguments: Sequence[str], into: Path | None = None) -> str:
     """Build the index of the run's samples in a process of its own. Returns a line that describes the end.
 
-    `into` is a folder of the run on the data volume, where that of the checkpoints is not mounted.
+    `arguments` are Megatron's flags, or a function of Megatron-Bridge and overrides. `into` is a folder of
+    the run on the data volume, where that of the checkpoints is not mounted.
 
     Its failure is not the preparation's: the run then builds the index itself, as without preparation, and
     has the better error if the flags are wrong.
     """
     command = [sys.executable, "-m", "megatron_trainer.data.dataset_index"]
-    command += [*(["--into", str(into)] if into else []), *megatron_flags]
+    command += [*(["--into", str(into)] if into else []), *arguments]
     started = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.splitlines()

@@ -1,6 +1,7 @@
 """The command line of `megatron-prepare` for a folder of text."""
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,6 +121,19 @@ def add_index_dir(parser: argparse.ArgumentParser) -> None:
     """Add the option of a folder for the index of a run's samples."""
     text = "build the index of the run's samples there instead of in Megatron's --data-cache-path"
     parser.add_argument("--index-dir", type=Path, help=text)
+
+
+def add_bridge_run(parser: argparse.ArgumentParser) -> None:
+    """Add the option of what the index of a run by Megatron-Bridge depends on."""
+    text = "JSON list of a function of Megatron-Bridge and overrides: build the index of this run"
+    parser.add_argument("--index-of", type=_words, default=[], help=text)
+
+
+def _words(text: str) -> list[str]:
+    words = json.loads(text)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise ValueError("not a list of words")
+    return words
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -24,7 +24,7 @@ from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import build_index, use_threads
-from megatron_trainer.data.prepare_options import add_index_dir, split_flags
+from megatron_trainer.data.prepare_options import add_bridge_run, add_index_dir, split_flags
 from megatron_trainer.data.sources import parse_sources
 from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.volume_paths import left_volume
@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
         return "no shard is left to begin; worker 0 joins them", None
     text = f"{len(sources)} sources are prepared: {result.documents} documents, {result.tokens} tokens"
     if args.index or args.index_dir is not None:
-        text += f"; {build_index(megatron_flags, args.index_dir)}"
+        text += f"; {build_index(args.index_of or megatron_flags, args.index_dir)}"
     return text, result
 
 
@@ -93,6 +93,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-epochs", type=int, default=1, help="the most that a run may repeat a source")
     parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
     add_index_dir(parser)
+    add_bridge_run(parser)
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
     add_store(parser)
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")

@@ -221,11 +221,14 @@ def datasets(samples: list[int | None], vp_stage: int | None = None) -> Any:
             is_first_or_last_pipeline_stage(vp_stage) or _has_mtp_layers(args, vp_stage)
         )
 
+    cache = None
     if args.data_cache_path and not args.mock_data and torch.distributed.get_rank() == 0:
         # The builder has all other ranks wait until rank 0 has built what is missing.
-        prepared_index.take(Path(args.data_cache_path))
+        cache = Path(args.data_cache_path)
+        prepared_index.take(cache)
     kind = MockGPTDataset if args.mock_data else GPTDataset
-    return dataset_builder(kind, samples, builds_datasets).build()
+    with prepared_index.reporting_built(cache):
+        return dataset_builder(kind, samples, builds_datasets).build()
 
 
 datasets.is_distributed = True  # type: ignore[attr-defined]

@@ -4,10 +4,13 @@ Megatron writes beside the index what is missing, and trainers may not write to 
 are copied to the run's own folder.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +29,28 @@ UNFINISHED: Final = ".unfinished-"
 def folder_of(cache: Path) -> Path:
     """Return the folder on the data volume for this run, whose index is in `cache`, below its own folder."""
     return Path(DATA_DIR) / index_folder(cache.parent.name, os.environ.get(ENV_RUN_ID, ""))
+
+
+@contextlib.contextmanager
+def reporting_built(cache: Path | None) -> Iterator[None]:
+    """On rank 0: print how many files of the index in `cache` it builds meanwhile; None for no index."""
+    if cache is None:
+        yield
+        return
+    before = _files(cache)
+    started = time.monotonic()
+    yield
+    if built := len(_files(cache) - before):
+        seconds = time.monotonic() - started
+        print(
+            f"rank 0 has built {built} files of the index of the samples in {cache} in {seconds:.1f} s, while"
+            " the others waited: no Job had built them",
+            flush=True,
+        )
+
+
+def _files(cache: Path) -> set[str]:
+    return {path.name for path in cache.iterdir()} if cache.is_dir() else set()
 
 
 def take(cache: Path, folder: Path | None = None) -> int:

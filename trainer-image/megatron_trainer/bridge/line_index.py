@@ -1,0 +1,75 @@
+"""Where the lines of a prepared file end, which the Job writes beside it, so that ranks need not wait for it.
+
+Megatron-Bridge 0.6.2 has rank 0 look for the ends of lines in the whole file at the first start, while all
+others wait (`build_index_files`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+SUFFIX: Final = ".lines.npy"
+_NEWLINE: Final = ord("\n")
+_BLOCK: Final = 8 << 20
+
+type Ends = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def find_ends(path: Path) -> Ends:
+    """Return the places of the ends of lines in a file. Memory: 8 bytes for each, and a block."""
+    found, at = [np.empty(0, dtype=np.int64)], 0
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            found.append(np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _NEWLINE) + at)
+            at += len(block)
+    return np.concatenate(found)
+
+
+def read_ends(path: Path) -> Ends | None:
+    """Return what a Job has written of a file; None if there is nothing, or it is of another file."""
+    try:
+        ends: Ends = np.load(f"{path}{SUFFIX}", allow_pickle=False)
+        size = path.stat().st_size
+    except (OSError, ValueError):
+        return None
+    fits = ends.ndim == 1 and ends.dtype == np.int64 and len(ends) > 0 and int(ends[-1]) + 1 == size
+    return ends if fits else None
+
+
+def install() -> None:
+    """Have Bridge's datasets take what a Job has written; call it once in a process."""
+    from megatron.bridge.data.datasets import utils
+
+    inner = utils.build_index_files
+
+    def build_index_files(
+        paths: Sequence[str],
+        newline: int,
+        workers: int | None = None,
+        build_index_fn: Any = None,
+        **more: Any,
+    ) -> None:
+        build = _prepared(build_index_fn or utils.build_index_from_memdata)
+        inner(paths, newline, workers=workers, build_index_fn=build, **more)
+
+    utils.build_index_files = build_index_files
+
+
+def _prepared(build: Callable[[str, int], Any]) -> Callable[[str, int], Any]:
+    def ends_of(path: str, newline: int) -> Any:
+        ends = read_ends(Path(path))
+        if ends is not None:
+            return ends
+        started = time.monotonic()
+        found = build(path, newline)
+        print(
+            f"rank 0 has looked for the ends of {len(found):,} lines of {path} for"
+            f" {time.monotonic() - started:.1f} s, while the others waited: no Job had written them",
+            flush=True,
+        )
+        return found
+
+    return ends_of
