@@ -203,6 +203,7 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	@MEGATRON_BRIDGE_TRAINING=1 $(PY) -m pytest -q tests/bridge/test_training.py
 	@MEGATRON_BRIDGE_TRAINING=1 .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge.py \
 	  tests/trainer/test_bridge_families.py tests/trainer/test_bridge_pretraining.py \
+	  tests/trainer/test_bridge_continued_pretraining.py \
 	  tests/trainer/test_bridge_layouts.py tests/trainer/test_bridge_split_sequences.py \
 	  tests/trainer/test_bridge_starts.py tests/trainer/test_check_root.py \
 	  tests/trainer/test_weights.py \

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from testkit.exaone_minimax import MINIMAX_M3
+from testkit.fine_tuned import Case
 from testkit.weights.deepseek_v4 import DEEPSEEK_V4
 from testkit.weights.falcon import FALCON_H1
 from testkit.weights.families import (
@@ -187,3 +188,35 @@ CASES = (
     ),
 )
 """Each architecture that the operator pretrains by Megatron-Bridge."""
+
+_TP_PP: dict[str, int | bool] = {**_TP_ONLY, "pipelineModelParallelSize": 2}
+_EP_PP: dict[str, int | bool] = {**_EP, "pipelineModelParallelSize": 2}
+_GEMMA3_OF_SIX = {
+    **{**_GEMMA3, "model.num_layers": 6, "model.num_query_groups": 2},
+    "model.softmax_scale": 0.25,
+}
+# The loss counts as one of 28 layers where the model has 27; the small one has 2.
+_UNCOUNTED_LOSS = {"model.account_for_loss_in_pipeline_split": False}
+
+CONTINUED = (
+    Case("gemma2-2b", "Gemma 2", _TP_PP),
+    Case("gemma3-1b", "Gemma 3", _TP_PP, _GEMMA3_OF_SIX),
+    Case("exaone4-1.2b", "EXAONE 4.0", _TP_PP),
+    Case("llama3.3-nemotron-super-49b", "Llama-Nemotron", _TP_PP),
+    Case("falcon-h1-34b", "Falcon-H1", _TP_PP),
+    Case("nemotron-h-4b", "Nemotron-H", _TP_PP, HYBRID_OF_BRIDGE),
+    Case("nemotron3-nano-30b-a3b", "Nemotron 3 Nano", _EP_PP, EXPERTS_OF_BRIDGE),
+    Case("nemotron3-super-120b-a12b", "Nemotron 3 Super", _EP_PP),
+    Case("nemotron3.5-lightning", "Nemotron 3.5 Lightning", _EP_PP, EXPERTS_OF_BRIDGE),
+    Case("olmoe-7b", "OLMoE", _EP_PP, OLMOE_OF_BRIDGE),
+    Case("deepseek-v2-lite", "DeepSeek-V2 without q_lora_rank", _EP_PP, _UNCOUNTED_LOSS),
+    Case("moonlight-16b-a3b", "Moonlight", _EP_PP, _UNCOUNTED_LOSS),
+    Case("deepseek-v4-flash", "DeepSeek-V4", _EP),
+    Case("k-exaone-236b-a23b", "K-EXAONE", _EP_PP),
+    Case("k-exaone2-750b-a37b", "K-EXAONE 2.0", _EP_PP),
+    Case("minimax-m2", "MiniMax-M2", _EP_PP),
+    Case("glm5.2", "GLM-5.2", _EP),
+    Case("qwen3-next-80b-a3b", "Qwen3-Next", _EP_PP),
+    Case("step3.5-196b-a11b", "Step-3.5", {**_EP_PP, **_WHOLE}),
+)
+"""Each architecture whose pretraining goes on from the weights of a Hugging Face model."""

@@ -331,10 +331,15 @@ def _write_step_prediction(family: Family, folder: Path) -> None:
 
 def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer of VOCABULARY words into `folder`."""
+    write_words(folder, VOCABULARY)
+
+
+def write_words(folder: Path, count: int) -> None:
+    """Write a tokenizer of `count` words into `folder`."""
     import transformers
     from tokenizers import Tokenizer, models
 
-    words = {f"t{number}": number for number in range(VOCABULARY)}
+    words = {f"t{number}": number for number in range(count)}
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), unk_token="t0", eos_token="t1"
     ).save_pretrained(folder)

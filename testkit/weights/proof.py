@@ -147,6 +147,16 @@ def trained_logits(run: Path, exported: Path) -> dict[str, float]:
         return {"difference": float((found - _reference(exported)(ids).logits).abs().max())}
 
 
+def loss(folder: Path, ids: list[int]) -> float:
+    """Return the mean loss of transformers' model in a folder over these ids, but for the first."""
+    import torch
+
+    tokens = torch.tensor([ids])
+    with torch.no_grad():
+        logits = _reference(folder)(tokens[:, :-1]).logits[0]
+    return float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:]))
+
+
 def logits_of_run(words: list[str], run: Path, exported: Path) -> dict[str, float]:
     """Compare the model that Megatron's own loop builds of a run's arguments with the exported one.
 

@@ -142,6 +142,13 @@ class WarmConverter:
         assert ended.code == 0, ended.output[-2000:]
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
+    def loss(self, folder: Path, ids: list[int], result: Path) -> float:
+        """The mean loss of transformers' model in a folder over these ids, but for the first."""
+        argv = [str(folder), json.dumps(ids), str(result)]
+        ended = self._request("loss", argv, result.with_suffix(".log"))
+        assert ended.code == 0, ended.output[-2000:]
+        return float(json.loads(result.read_text()))
+
     def logits_of_run(self, words: list[str], run: Path, exported: Path, result: Path) -> dict[str, float]:
         """Compare logits of a run of Megatron's own loop, as proof.logits_of_run does."""
         argv = [json.dumps(words), *(str(path) for path in (run, exported, result))]
@@ -267,6 +274,13 @@ def _compare_trained(argv: list[str]) -> None:
     result.write_text(json.dumps(trained_logits(run, exported)))
 
 
+def _loss(argv: list[str]) -> None:
+    from testkit.weights.proof import loss
+
+    folder, ids, result = argv
+    Path(result).write_text(json.dumps(loss(Path(folder), json.loads(ids))))
+
+
 def _compare_run(argv: list[str]) -> None:
     from testkit.weights.proof import logits_of_run
 
@@ -294,6 +308,7 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "logits": _compare_logits,
     "trained": _compare_trained,
     "own loop": _compare_run,
+    "loss": _loss,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from megatron_contract.bridge_run import MOCK_DATA, MODEL_FOLDER, BridgeRun, Value
 from megatron_operator.manifests import Manifests
 
+from testkit.weights.warm import Ended, WarmConverter
 from tests.trainer.gang import Gang
 from tests.trainer.warm_process import WarmProcess
 
@@ -126,9 +127,26 @@ class RecipeGang(BridgeGang):
         self.ranks_per_node = spec["accelerator"]["count"]
         run = BridgeRun.from_arguments(arguments_in(rendered_container(spec), data, self.save))
         self._arguments = BridgeRun(run.function, {**run.overrides, **overrides}).to_arguments()
+        self._data_volume, self._spec = data, spec
 
     def arguments(self) -> list[str]:
         return self._arguments
+
+    def convert(self, converter: WarmConverter, role: str) -> Ended:
+        """Run what the Job of a conversion runs: that of the role `import`, `export` or `export-best`."""
+        objects = rendered_objects(self._spec)
+        jobs = {
+            "import": objects.import_job,
+            "export": objects.export_job,
+            "export-best": objects.export_best_job,
+        }
+        job = jobs[role]
+        assert job is not None, role
+        here = {"/data/": f"{self._data_volume}/", "/checkpoints/run": str(self.save)}
+        words = [str(word) for word in job["spec"]["template"]["spec"]["containers"][0]["args"]]
+        for mounted, folder in here.items():
+            words = [f"{folder}{w.removeprefix(mounted)}" if w.startswith(mounted) else w for w in words]
+        return converter.convert(*words, log=self.folder / f"{role}.log")
 
 
 def rendered_preparation(spec: dict[str, Any], data: Path) -> list[str]:

@@ -32,14 +32,9 @@ WORDS = 1000
 _EXPERTS, _TENSORS = {"expertModelParallelSize": 2}, {"tensorModelParallelSize": 2}
 EXPORTED = (
     ("deepseek-v2-lite", "DeepSeek-V2 without q_lora_rank", _EXPERTS),
-    ("minimax-m2", "MiniMax-M2", _EXPERTS),
     ("falcon-h1-34b", "Falcon-H1", _TENSORS),
-    ("step3.5-196b-a11b", "Step-3.5", _EXPERTS),
 )
-"""Recipes of families that no fine-tuning trains, their family, and what splits them besides two stages.
-
-Not of Qwen3.5's text models, to which functions add multi-token prediction, which their folders do not have.
-"""
+"""Recipes, their family, and what splits them besides two stages."""
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -127,7 +122,7 @@ def test_a_small_model_is_pretrained_as_the_operator_renders_it(
 
 
 @pytest.mark.parametrize(("recipe", "family", "sizes"), EXPORTED)
-def test_weights_that_four_ranks_have_pretrained_are_exported_with_their_logits(
+def test_weights_that_four_ranks_have_pretrained_from_random_ones_are_exported_with_their_logits(
     recipe: str,
     family: str,
     sizes: dict[str, int],
@@ -136,24 +131,23 @@ def test_weights_that_four_ranks_have_pretrained_are_exported_with_their_logits(
     warm_bridge: WarmProcess,
     converter: WarmConverter,
 ) -> None:
-    """By megatron-convert, as on the shell: recipes that are pretrained by Bridge have no `export`."""
+    """The run has the rows of config.json, which are more than the tokenizer has tokens."""
     case = next(case for case in CASES if case.recipe == recipe)
     settings: dict[str, Any] = {
         "accelerator": {"type": "cpu", "count": 4, "perNode": 4},
         "parallelism": {**case.parallelism, "pipelineModelParallelSize": 2, **sizes},
+        "export": {"huggingFace": {"path": "/data/out"}},
     }
     run = PretrainingGang(tmp_path, warm_bridge, corpus, case, **settings)
+    of_family = by_name(family)
+    model = tmp_path / "data" / "model"
+    write_model(replace(of_family, sizes={**of_family.sizes, "vocab_size": WORDS + 24}), model)
     run.run_to_end()
     assert sorted(run.losses()) == [1, 2]
-    base, exported = tmp_path / "base", tmp_path / "exported"
-    of_family = by_name(family)
-    write_model(replace(of_family, sizes={**of_family.sizes, "vocab_size": WORDS}), base)
-    ended = converter.convert(
-        "export", "--from", run.save, "--to", exported, "--base", base, log=tmp_path / "log"
-    )
+    ended = run.convert(converter, "export")
 
     assert ended.code == 0, ended.output
-    found = converter.trained_logits(run.save, exported, tmp_path / "logits.json")
+    found = converter.trained_logits(run.save, tmp_path / "data" / "out", tmp_path / "logits.json")
     print(recipe, found)
     assert found["difference"] < 1e-5
 

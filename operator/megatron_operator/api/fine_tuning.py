@@ -90,8 +90,8 @@ class ExportFolder(HuggingFaceFolder):
     """A folder that an export writes."""
 
     base: FolderPath | None = None
-    """Folder with the model's config.json and tokenizer, which the result gets. Required where no
-    `init.from.huggingFace` gives them; recipes of Megatron Core's own loop only."""
+    """Folder with the model's config.json and tokenizer, which the result gets. Required where neither
+    `init.from.huggingFace` nor, with engine `bridge`, `init.modelFolder` gives them."""
 
 
 class WeightsSource(ApiModel):

@@ -114,6 +114,14 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"wan", False, ""),
 )
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
+_OF_TEXT: Final = "its function trains the text part alone, and a conversion is of the whole model"
+_NOT_PRETRAINED_FROM_WEIGHTS: Final[tuple[tuple[str, str], ...]] = (
+    (r"gemma4_e4b", _OF_TEXT),
+    (r"minimax_m3", _OF_TEXT),
+    (r"qwen35_text", _OF_TEXT),
+    (r"vanilla_gpt", _NO_MODEL),
+)
+"""Pattern of a pretraining function -> why weights of its model are neither imported nor exported."""
 _VIDEOS: Final = "trains the embedder of videos, which are not passed on"
 _FSDP: Final = "shards by Megatron's FSDP, whose checkpoints are in another format"
 _INDEXER: Final = "trains the indexer by a loss of its own, which the image's layers do not have"
@@ -342,6 +350,12 @@ def conversion_obstacle(family: str, *, shared_experts: bool) -> str:
     Also for a family of a catalog of the platform's own: the Job that imports reads its architecture.
     """
     return _SHARED_EXPERTS if family == "qwen2" and shared_experts else _OWN_LOOP.get(family, "")
+
+
+def pretraining_conversion_obstacle(function: str) -> str:
+    """Why weights of a pretraining function's model are not converted; empty if they are."""
+    matching = (text for pattern, text in _NOT_PRETRAINED_FROM_WEIGHTS if re.match(pattern, function))
+    return next(matching, "")
 
 
 def reads_model_folder(function: str) -> bool:

@@ -10,7 +10,7 @@ from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, plain_path
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog import bridge_support
+from megatron_operator.catalog import bridge_pretraining, bridge_support
 from megatron_operator.catalog.entry import Entry
 
 TARGET: Final = "spec.export.huggingFace.path"
@@ -26,7 +26,7 @@ def conversion_errors(
     `tuned`: recipes that fine-tune models of its family.
     """
     own_loop = entry is None or entry.engine == "megatron"
-    if entry is not None and own_loop:
+    if entry is not None:
         yield from _architecture_errors(spec, entry, tuned)
     mounted = [CHECKPOINT_DIR]
     if spec.data is not None and spec.data.volume is not None:
@@ -45,23 +45,32 @@ def conversion_errors(
         return
     yield from _folder_errors(TARGET, spec.export.hugging_face.path, mounted, "the export writes it")
     yield from _merge_errors(spec, spec.export, entry)
-    yield from _base_errors(spec, spec.export, mounted, own_loop=own_loop)
+    takes_base = entry is None or own_loop or not bridge_pretraining.takes_model_folder(entry)
+    yield from _base_errors(spec, spec.export, mounted, takes_base=takes_base)
 
 
 def _architecture_errors(
     spec: MegatronRecipeSpec, entry: Entry, tuned: Collection[str]
 ) -> Iterator[FieldError]:
-    shared = bool(entry.model.moe_shared_expert_intermediate_size)
-    reason = bridge_support.conversion_obstacle(entry.family, shared_experts=shared)
+    reason, fix = _obstacle(entry, tuned)
     source = spec.init.source.hugging_face if spec.init and spec.init.source else None
     field_of_source = f"spec.{source.field}" if source else ""
-    fix = "leave it out; docs/weights.md lists the families whose weights Megatron's own loop takes"
-    if f"{entry.name}-sft" in tuned:
-        fix = f"leave it out, or set recipe: {entry.name}-sft, which Megatron-Bridge trains"
     for field, value in ((field_of_source, source), ("spec.export", spec.export)):
         if value and reason:
             message = f"weights of {entry.name} are not converted: {reason}"
             yield FieldError(field, message, fix)
+
+
+def _obstacle(entry: Entry, tuned: Collection[str]) -> tuple[str, str]:
+    """Why weights of an entry are not converted, empty if they are, and what to set instead."""
+    if entry.engine == "bridge":
+        of_family = "docs/bridge-pretraining.md lists the families whose weights are converted"
+        return bridge_pretraining.conversion_obstacle(entry), f"leave it out; {of_family}"
+    shared = bool(entry.model.moe_shared_expert_intermediate_size)
+    reason = bridge_support.conversion_obstacle(entry.family, shared_experts=shared)
+    if f"{entry.name}-sft" in tuned:
+        return reason, f"leave it out, or set recipe: {entry.name}-sft, which Megatron-Bridge trains"
+    return reason, "leave it out; docs/weights.md lists the families whose weights Megatron's own loop takes"
 
 
 def _folder_errors(field: str, path: str, mounted: list[str], why: str) -> Iterator[FieldError]:
@@ -94,23 +103,27 @@ def _merge_errors(spec: MegatronRecipeSpec, export: ExportSpec, entry: Entry | N
 
 
 def _base_errors(
-    spec: MegatronRecipeSpec, export: ExportSpec, mounted: list[str], *, own_loop: bool
+    spec: MegatronRecipeSpec, export: ExportSpec, mounted: list[str], *, takes_base: bool
 ) -> Iterator[FieldError]:
+    """Errors of the folder with config.json and tokenizer of the result.
+
+    `takes_base`: `base` names it where no weights are imported, else `init.modelFolder` does.
+    """
     init, own = spec.init or InitSpec(), export.hugging_face.base
     imported = init.source is not None and init.source.hugging_face is not None
-    if own is not None and (imported or not own_loop):
+    if own is not None and (imported or not takes_base):
         message = f"has no effect: {'init.from.huggingFace' if imported else 'init.modelFolder'} is the base"
         yield FieldError(BASE, message, "leave it out")
         return
     base = init.base_of_export or own
     if base is None:
-        if own_loop:
+        if takes_base:
             message = "is not set: config.json and tokenizer of the result are copied from it"
             fix = f"name a folder with both, such as {DATA_DIR}/model, or set init.from.huggingFace"
             yield FieldError(BASE, message, fix)
         return
     if not imported:
-        field = BASE if own_loop else "spec.init.modelFolder"
+        field = BASE if takes_base else "spec.init.modelFolder"
         yield from _folder_errors(field, base, mounted, "the export reads it")
     taken = [base, init.source.checkpoint if init.source else base]
     targets = {folder for each in export.moments if (folder := export.folder(each))}

@@ -247,8 +247,7 @@ class Entry(ApiModel):
     @property
     def converts(self) -> bool:
         """Whether a recipe may import weights before it and export its result."""
-        bridge = self.fine_tunes and not self.reads_latents
-        return self.starts and (self.engine == "megatron" or bridge)
+        return self.starts and not self.reads_latents
 
     def can_start(self, function: PublishedLayout) -> bool:
         """Whether the operator starts it by this function.

@@ -3,7 +3,7 @@
 What recipes of mode `pretrain` take: `catalog.bridge_pretraining`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -41,12 +41,9 @@ _LEAVE: Final = "leave it out"
 _TOKENIZER_MODEL: Final = "data.tokenizer.tokenizerModel"
 
 
-def refused_settings(
-    spec: MegatronRecipeSpec, entry: Entry | None, tuned: Collection[str]
-) -> Iterator[FieldError]:
+def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[FieldError]:
     """Errors of settings that the engine of a recipe does not take.
 
-    `tuned`: recipes that fine-tune models of its family.
     `training` and `parallelism` of engine `bridge`: `bridge_functions.unsupported_setting_errors`.
     """
     if entry is not None and entry.engine == "bridge":
@@ -56,7 +53,7 @@ def refused_settings(
             if entry.reads_latents:
                 yield from latents.refused_settings(spec, entry)
             elif not entry.fine_tunes:
-                yield from bridge_pretraining.refused_settings(spec, entry, tuned)
+                yield from bridge_pretraining.refused_settings(spec, entry)
             else:
                 yield from _data_errors(spec, media=entry.media)
             if spec.peft is not None and entry.modes[0] != "lora":

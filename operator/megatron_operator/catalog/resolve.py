@@ -99,7 +99,7 @@ def resolve_for_planning(
     found.extend(queue_errors(spec.scheduling.queue, platform))
     found.extend(_repeated_variables(spec))
     tuned = catalog.tuned(entry.family) if entry is not None else []
-    found.extend(fine_tuning.refused_settings(spec, entry, tuned))
+    found.extend(fine_tuning.refused_settings(spec, entry))
     found.extend(frozen.refused_settings(spec, entry))
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)

@@ -110,6 +110,11 @@ def _lines(
         yield "  init:"
         yield "    # A folder of the claim below with config.json and tokenizer. No weights are read."
         yield f"    modelFolder: {_MODEL}"
+        if not bridge_pretraining.conversion_obstacle(entry):
+            yield "    # Start from its weights, which a Job imports:"
+            yield f"    #from: {{huggingFace: {{path: {_MODEL}}}}}"
+            yield "  # The trained model, written by another Job at the end:"
+            yield f"  #export: {{huggingFace: {{path: {_MODEL}-trained}}}}"
     if entry.reads_latents:
         yield from _latents()
     else:

@@ -82,8 +82,8 @@ def checkpoint_contract(
     fixed[OPTIMIZER] = training.get("optimizer") or "adam"
     if resolved.data.tokenizer is not None:
         fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}
-    if resolved.engine == "bridge" and not resolved.fine_tunes and resolved.init.model_folder:
-        fixed["init.modelFolder"] = resolved.init.model_folder
+    if resolved.engine == "bridge" and not resolved.fine_tunes and resolved.init.folder_of_model:
+        fixed["init.modelFolder"] = resolved.init.folder_of_model
     if resolved.data.prepare is not None and resolved.data.prepare.tokenizer_vocab_size is not None:
         fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}

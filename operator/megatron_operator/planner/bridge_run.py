@@ -86,6 +86,8 @@ _OF_PARTS: Final[dict[ModelPart, str]] = {
 }
 """Part of a vision-language model -> path of whether it is frozen."""
 
+VOCABULARY_OF_TOKENIZER: Final = "tokenizer.use_tokenizer_vocab_size"
+"""Path of whether the vocabulary is the tokenizer's; else it is the model's."""
 RESHARDABLE: Final = "checkpoint.dist_ckpt_optim_fully_reshardable"
 """Path of whether checkpoints have the optimizer states for any layout."""
 _OF_HUB: Final = (
@@ -161,7 +163,7 @@ def _no_folder(why: str) -> FieldError:
 
 def _missing_to_pretrain(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     """The model's folder, where its function reads one. What data lack: `catalog.data`."""
-    if _reads_model_folder(resolved) and resolved.init.model_folder is None:
+    if _reads_model_folder(resolved) and resolved.init.folder_of_model is None:
         yield _no_folder("the architecture is read from its config.json")
 
 
@@ -257,9 +259,13 @@ def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> Iterator[tup
 
 
 def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
-    data, tokenizer = resolved.data, resolved.data.tokenizer
-    if (folder := resolved.init.folder_of_model) is not None:
+    data, tokenizer, export = resolved.data, resolved.data.tokenizer, resolved.export
+    # A function that has the architecture itself is compared with the folder.
+    if folder := resolved.init.folder_of_model or (export and export.hugging_face.base):
         yield MODEL_FOLDER, folder
+    if export is not None and resolved.init.source is None:
+        # Else of the tokenizer, which the model's config.json may exceed.
+        yield VOCABULARY_OF_TOKENIZER, False
     if tokenizer is not None and (tokenizer.tokenizer_model or tokenizer.tokenizer_type == NULL_TOKENIZER):
         yield "tokenizer.tokenizer_type", tokenizer.tokenizer_type
         yield "tokenizer.tokenizer_model", tokenizer.tokenizer_model

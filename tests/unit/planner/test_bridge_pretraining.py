@@ -236,8 +236,6 @@ def test_the_folder_and_the_tokenizer_belong_to_the_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"init": INIT | {"from": {"huggingFace": {"path": "/data/model"}}}}, "init.from.huggingFace.path"),
-        ({"export": {"huggingFace": {"path": "/data/out"}}}, "export"),
         ({"peft": {"dim": 4}}, "peft"),
         ({"data": BLEND | {"datasetRoot": "chats"}}, "data.datasetRoot"),
         ({"data": BLEND | {"examples": "chat"}}, "data.examples"),
@@ -259,39 +257,97 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
     assert [line.partition(":")[0] for line in refusals(**spec)] == [f"spec.{field}"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "count", "fix"),
-    [
-        ("gemma2-2b", 8, "leave it out, or set recipe: gemma2-2b-sft"),
-        (
-            "minimax-m2",
-            256,
-            "leave it out, or choose a recipe of mode sft or lora (megatron recipes list --family minimax)",
-        ),
-    ],
-)
-def test_weights_of_hugging_face_are_refused_with_the_recipe_that_imports_them(
-    recipe: str, count: int, fix: str
-) -> None:
-    weights = {"init": INIT | {"from": {"huggingFace": {"path": "/data/base"}}}}
-    assert refusals(recipe, count, **weights) == [
-        f"spec.init.from.huggingFace.path: is not imported: {recipe} starts from random weights, or from a "
-        f"checkpoint of Megatron-Bridge; set init.from.recipe or init.from.megatron.path, {fix}"
-    ]
-    (found,) = refusals(recipe, count, export={"huggingFace": {"path": "/data/out"}})
-    assert found == (
-        f"spec.export: is not available: {recipe} is pretrained by Megatron-Bridge, and its result is a "
-        f"checkpoint of Megatron; {fix}"
+IMPORTED: dict[str, Any] = {"from": {"huggingFace": {"path": "/data/base"}}}
+EXPORT: dict[str, Any] = {"huggingFace": {"path": "/data/out"}}
+CPUS = {"type": "cpu", "count": 2, "perNode": 2}
+
+
+def words_of(job: dict[str, Any] | None) -> list[str]:
+    """Arguments of the Job of a conversion."""
+    assert job is not None
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return [str(word) for word in container["args"]]
+
+
+def test_weights_of_hugging_face_are_imported_and_its_best_and_last_checkpoint_exported() -> None:
+    run = planned(
+        init=IMPORTED,
+        data=BLEND | {"tokenizer": None},
+        export=EXPORT | {"when": ["best", "end"]},
+        checkpoint={"saveInterval": 500, "keepBest": True},
+        training={"trainIters": 4000, "evalInterval": 500, "evalIters": 4},
     )
-
-
-def test_no_recipe_is_proposed_where_none_fine_tunes_the_family() -> None:
-    cpus = {"type": "cpu", "count": 2, "perNode": 2}
-    export = {"huggingFace": {"path": "/data/out"}}
-    (found,) = [
-        line for line in refusals("falcon-h1-0.5b", accelerator=cpus, export=export) if "export" in line
+    found, built = BridgeRun.from_arguments(run.arguments).overrides, manifests.build(run, "")
+    assert words_of(built.import_job) == [
+        *("import", "--from", "/data/base", "--to", "/data/base-megatron", "--reuse"),
     ]
-    assert found.endswith("its result is a checkpoint of Megatron; leave it out")
+    assert found["checkpoint.pretrained_checkpoint"] == "/data/base-megatron"
+    assert (found["hub.path"], found["tokenizer.tokenizer_model"]) == ("/data/base", "/data/base")
+    assert "tokenizer.use_tokenizer_vocab_size" not in found
+    exported = ["export", "--from", "/checkpoints/run", "--to"]
+    reused, base = ["--reuse", "--parents"], ["--base", "/data/base"]
+    assert words_of(built.export_job) == [*exported, "/data/out/end", *reused, *base]
+    best = ["--iteration", "best", "--link", "/data/out/end"]
+    assert words_of(built.export_best_job) == [*exported, "/data/out/best", *reused, *best, *base]
+    assert checkpoint_contract(run.resolved, run.plan, run.arguments)["init.modelFolder"] == "/data/base"
+
+
+def test_a_folder_is_imported_by_a_function_that_has_the_architecture_itself() -> None:
+    found = overrides("olmoe-7b", init=IMPORTED, data=SOURCES)
+    assert (found["hub.path"], found["tokenizer.tokenizer_model"]) == ("/data/base", "/data/base")
+
+
+def test_a_run_from_random_weights_that_is_exported_has_the_vocabulary_of_the_model() -> None:
+    """The tokenizer may have fewer tokens, and the export needs the rows that config.json names."""
+    run = planned(export=EXPORT)
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert found["tokenizer.use_tokenizer_vocab_size"] is False
+    assert "tokenizer.use_tokenizer_vocab_size" not in overrides()
+    words = words_of(manifests.build(run, "").export_job)
+    assert words[words.index("--base") + 1] == "/data/model"
+
+
+def test_an_export_of_a_function_with_its_own_architecture_names_the_base_that_it_is_compared_with() -> None:
+    base = {"huggingFace": {"path": "/data/out", "base": "/data/base"}}
+    assert overrides("olmoe-7b", init=None, export=base)["hub.path"] == "/data/base"
+    assert refusals("olmoe-7b", init=None, export=EXPORT) == [
+        "spec.export.huggingFace.base: is not set: config.json and tokenizer of the result are copied from "
+        "it; name a folder with both, such as /data/model, or set init.from.huggingFace"
+    ]
+    assert refusals(export=base) == [
+        "spec.export.huggingFace.base: has no effect: init.modelFolder is the base; leave it out"
+    ]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["gemma4-e4b", "minimax-m3", "qwen3.5-9b", "qwen3.5-35b-a3b"],
+)
+def test_weights_of_a_model_whose_text_alone_is_trained_are_not_converted(recipe: str) -> None:
+    reason = "its function trains the text part alone, and a conversion is of the whole model"
+    fix = "leave it out; docs/bridge-pretraining.md lists the families whose weights are converted"
+    found = refusals(recipe, init=IMPORTED, export=EXPORT, accelerator=CPUS)
+    for field in ("init.from.huggingFace.path", "export"):
+        assert f"spec.{field}: weights of {recipe} are not converted: {reason}; {fix}" in found
+
+
+def test_a_plain_gpt_of_no_published_model_is_neither_imported_nor_exported() -> None:
+    sizes = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "vocabSize": 1000}
+    found = refusals("vanilla-gpt", init=IMPORTED, export=EXPORT, model=sizes)
+    reason = "transformers has no model with these layers"
+    assert [line for line in found if reason in line and line.startswith("spec.init.from.huggingFace.path")]
+    assert [line for line in found if reason in line and line.startswith("spec.export")]
+
+
+def test_sources_are_not_prepared_with_a_tokenizer_that_the_preparing_pods_do_not_mount() -> None:
+    elsewhere = {"from": {"huggingFace": {"path": "/checkpoints/base"}}}
+    (refused,) = refusals(init=elsewhere, data=SOURCES)
+    assert refused == (
+        "spec.init.from.huggingFace.path: '/checkpoints/base' is not on the data volume, the only one of the "
+        "pods that prepare data; copy the tokenizer there, and name its folder below /data in "
+        "data.tokenizer.tokenizerModel"
+    )
+    assert overrides(init=elsewhere)["hub.path"] == "/checkpoints/base"
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ from megatron_trainer.bridge import (
     query_norms,
     qwen3_omni,
     recipes,
-    starting_weights,
     step,
     vision_layers,
+    vocabulary,
 )
 from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.family_layers import build_locally
@@ -162,7 +162,7 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
     weights = agreed_weights.of_run(run, start, adapts=config.peft is not None)
     if weights is not None:
         # Functions that pretrain give the model the tokenizer's vocabulary, which its weights may exceed.
-        starting_weights.keep_vocabulary(config, weights.base, pretrains=_pretrains(run))
+        vocabulary.keep(config, weights.base, pretrains=pretrains(run))
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
@@ -207,9 +207,13 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
             _set(config, path, value)
     if weights is not None:
         config.checkpoint.pretrained_checkpoint = str(weights.base)
-    if weights is not None and isinstance(folder, str) and not _pretrains(run):
-        model_folder.follow(config.model, Path(folder))
+    if weights is not None and isinstance(folder, str):
+        model_folder.follow(config.model, Path(folder), rows_differ=pretrains(run))
         model_folder.predict(config.model, weights.base)
+    elif isinstance(folder, str) and run.overrides.get(vocabulary.OF_TOKENIZER) is False:
+        # Its export has the configuration of the folder.
+        config.model.vocab_size = model_folder.vocabulary(Path(folder))
+        model_folder.follow(config.model, Path(folder))
     _size_null_tokenizer(run, config)
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))
@@ -228,7 +232,7 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
     return config, weights
 
 
-def _pretrains(run: BridgeRun) -> bool:
+def pretrains(run: BridgeRun) -> bool:
     """Whether a run trains a language model on a corpus, as Bridge's functions of this name do."""
     return "_pretrain_" in run.function and not run.overrides.get(IMAGE_TEXT)
 

@@ -25,32 +25,37 @@ _OLMOE: Final[tuple[str, ...]] = (
     *("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk", "rotary_base", "layernorm_epsilon"),
 )
 """The same of OLMoE, and what changes its logits."""
+_GEMMA3: Final[tuple[str, ...]] = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("kv_channels", "window_size", "rotary_base", "rope_scaling_factor", "softmax_scale"),
+)
+"""The same of Gemma 3, whose tokenizer has more tokens than the model."""
 _LANGUAGE: Final = "language_model."
 """What names of tensors begin with in a model that also reads images."""
-_OF_CLASS: Final[Mapping[str, tuple[str, ...]]] = {"OlMoEModelProvider": _OLMOE}
+_OF_CLASS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Gemma3ModelProvider": _GEMMA3,
+    "OlMoEModelProvider": _OLMOE,
+}
 
 
-def follow(model: Any, folder: Path) -> None:
+def follow(model: Any, folder: Path, *, rows_differ: bool = False) -> None:
     """Give a `model` of such a function the vocabulary of config.json in `folder`, if it is left open.
 
     The tokenizer's may be smaller, and Megatron drops rows of a checkpoint that the model lacks. Raises
-    RankError with BAD_DATA if the sizes differ.
+    RankError with BAD_DATA if the sizes differ; `rows_differ`: those of the vocabulary may.
     """
     sizes = _SIZES if hasattr(model, "hybrid_layer_pattern") else _OF_CLASS.get(type(model).__name__, ())
     if not sizes:
         return
-    import transformers
-    from megatron.bridge import AutoBridge
-
-    config = transformers.AutoConfig.from_pretrained(str(folder))
-    of_folder = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
+    of_folder = _provider(folder)
     model.vocab_size = model.vocab_size or of_folder.vocab_size
     if sizes is _SIZES and model.num_moe_experts:
         sizes += _EXPERTS
     differing = [
         f"{name} {getattr(of_folder, name, None)!r} instead of {getattr(model, name)!r}"
         for name in sizes
-        if getattr(model, name) != getattr(of_folder, name, None)
+        if not (rows_differ and name == "vocab_size")
+        and getattr(model, name) != getattr(of_folder, name, None)
     ]
     if differing:
         raise RankError(
@@ -58,6 +63,20 @@ def follow(model: Any, folder: Path) -> None:
             f"{folder}/config.json is of another model than the recipe's: {', '.join(differing)}; name the "
             "recipe of this model, or the folder of the recipe's model",
         )
+
+
+def vocabulary(folder: Path) -> int:
+    """Return the rows of the vocabulary that config.json in `folder` names."""
+    return int(_provider(folder).vocab_size)
+
+
+def _provider(folder: Path) -> Any:
+    """Return Bridge's configuration of the model in `folder`."""
+    import transformers
+    from megatron.bridge import AutoBridge
+
+    config = transformers.AutoConfig.from_pretrained(str(folder))
+    return AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
 
 
 def predict(model: Any, weights: Path) -> None:

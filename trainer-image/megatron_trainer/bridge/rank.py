@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.bridge_run import MODEL_FOLDER, BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer import bridge_flags
@@ -18,6 +18,7 @@ from megatron_trainer.bridge import (
     qwen3_omni,
     sample_files,
     starting_weights,
+    vocabulary,
 )
 from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.starting_weights import StartingWeights
@@ -73,7 +74,13 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
 
 
 def _configure(argv: Sequence[str], start: Start) -> Any:
-    config, weights = configuration.make(bridge_flags.parse(argv), start)
+    run = bridge_flags.parse(argv)
+    config, weights = configuration.make(run, start)
+    if weights is None and start.resume_from is not None and vocabulary.OF_TOKENIZER in run.overrides:
+        own = selection.directory(Path(config.checkpoint.save), start.resume_from)
+        vocabulary.keep(config, own, pretrains=True)
+    if configuration.pretrains(run):
+        vocabulary.fit(config, run.overrides.get(MODEL_FOLDER))
     if weights is not None and start.resume_from is None:
         _start_from(weights, config)
     if start.resume_from is not None:
@@ -98,7 +105,7 @@ def _load_what_was_saved(config: Any) -> None:
 def _start_from(weights: StartingWeights, config: Any) -> None:
     """Have the first start of a run read its weights, and the adapters of another run."""
     if config.tokenizer.use_tokenizer_vocab_size:
-        starting_weights.require_vocabulary(weights.base)
+        vocabulary.require_same(weights.base)
     if weights.adapters is None:
         return
     from megatron_trainer.bridge import earlier_adapters

@@ -108,39 +108,6 @@ def require_same_adapters(peft: Any, checkpoint: Path, model: Any) -> None:
         )
 
 
-def keep_vocabulary(config: Any, checkpoint: Path, *, pretrains: bool) -> None:
-    """Give a model the vocabulary of its weights: that of the tokenizer, if a run with it made them."""
-    model = (configuration(checkpoint) or {}).get("model") or {}
-    if pretrains and model.get("should_pad_vocab"):
-        return
-    config.tokenizer.use_tokenizer_vocab_size = False
-    if pretrains and isinstance(model.get("vocab_size"), int):
-        config.model.vocab_size = model["vocab_size"]
-
-
-def require_vocabulary(checkpoint: Path) -> None:
-    """Have Bridge refuse a tokenizer of another size than the vocabulary of the weights; call it once.
-
-    Megatron drops rows of a checkpoint that the model lacks, and fills missing ones with zeros.
-    """
-    from megatron.bridge.training import setup
-
-    inner = setup._validate_and_set_vocab_size
-    theirs = ((configuration(checkpoint) or {}).get("model") or {}).get("vocab_size")
-
-    def checked(*args: Any, **kwargs: Any) -> tuple[int, bool]:
-        size, pads = inner(*args, **kwargs)
-        if isinstance(theirs, int) and theirs != size:
-            raise RankError(
-                ExitCode.BAD_DATA,
-                f"{FIELD}: the weights in {checkpoint} have {theirs} tokens, and the tokenizer of this run "
-                f"{size}; name the tokenizer that they were trained with (data.tokenizer)",
-            )
-        return size, pads
-
-    setup._validate_and_set_vocab_size = checked
-
-
 def _newest(folder: Path) -> Path:
     """The iteration that the tracker of a run names, else the folder itself, as of an import."""
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.bridge import starting_weights
+from megatron_trainer.bridge import starting_weights, vocabulary
 from megatron_trainer.worker.failures import RankError
 
 SETTINGS = {"_target_": "types.SimpleNamespace", "dim": 8, "alpha": 16, "target_modules": ["linear_qkv"]}
@@ -117,5 +117,5 @@ def test_a_run_has_the_vocabulary_of_its_weights(
     config = SimpleNamespace(
         model=SimpleNamespace(vocab_size=None), tokenizer=SimpleNamespace(use_tokenizer_vocab_size=True)
     )
-    starting_weights.keep_vocabulary(config, release.parent, pretrains=pretrains)
+    vocabulary.keep(config, release.parent, pretrains=pretrains)
     assert (config.model.vocab_size, config.tokenizer.use_tokenizer_vocab_size) == expected
