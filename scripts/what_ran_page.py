@@ -61,10 +61,6 @@ _SIZES: Final = frozenset(
     | {"moeGroupedGemm", "moePermuteFusion", "moeTokenDispatcherType"}
 )
 """Settings of a model that do not change the kind of its layers, or the kernels that a CPU has instead."""
-_OF_TRANSFORMER_ENGINE: Final = {
-    "multiLatentAttention": "its latent attention needs Transformer Engine, which a CPU lacks",
-    "applyLayernorm1p": "its norms with zero-centred weights need Transformer Engine, which a CPU lacks",
-}
 _NO_SMALL_MODEL: Final = "no small model with its layers is trained by the own loop"
 
 
@@ -125,7 +121,7 @@ def row(entry: Entry) -> Row:
     stand_in = entry.name if entry.name in trained else next(iter(trained), "")
     if entry.engine == "megatron":
         arguments = f"{len(entry.layouts)} of {len(entry.layouts)}" if entry.layouts else "planned"
-        return Row(entry, arguments, True, stand_in, "" if stand_in else _why_not_trained(entry))
+        return Row(entry, arguments, True, stand_in, "" if stand_in else _NO_SMALL_MODEL)
     starts = entry.on(WITH_KERNELS).starts
     of_release = [each for each in entry.layouts if each.function and (each.own or not each.later)]
     called = [each for each in of_release if each.function not in _not_callable()]
@@ -136,11 +132,6 @@ def row(entry: Entry) -> Row:
 def starts_with_kernels(entry: Entry) -> bool:
     """Whether it starts on GPUs only if the image has what the project's lacks."""
     return not entry.starts and entry.on(WITH_KERNELS).starts
-
-
-def _why_not_trained(entry: Entry) -> str:
-    model = entry.model.wire()
-    return next((why for name, why in _OF_TRANSFORMER_ENGINE.items() if model.get(name)), _NO_SMALL_MODEL)
 
 
 @cache

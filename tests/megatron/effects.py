@@ -64,7 +64,10 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "use_rope_scaling": lambda a: a["position_embedding_type"] == "rope",
     "v_head_dim": lambda a: a["multi_latent_attention"],
     "window_attn_skip_freq": lambda a: bool(a["window_size"]),
-    "yarn_": lambda a: a["position_embedding_type"] == "yarn" and not a["multi_latent_attention"],
+    "yarn_": lambda a: a["rope_type" if a["multi_latent_attention"] else "position_embedding_type"] == "yarn",
+    "yarn_correction_range_round_to_int": lambda a: (
+        a["position_embedding_type"] == "yarn" and not a["multi_latent_attention"]
+    ),
 }
 """Destination, or a prefix of several -> the argument without which Megatron does not use the value."""
 

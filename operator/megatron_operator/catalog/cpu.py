@@ -6,19 +6,16 @@ from megatron_operator.api.diagnostics import Diagnostics
 
 Sections = dict[str, dict[str, Any]]
 
-_LATENT: Final = "model.multiLatentAttention"
-_ZERO_CENTRED: Final = "model.applyLayernorm1p"
 _AWARE: Final = "training.usePrecisionAwareOptimizer"
 _UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
     "training.fp4Format": "FP4 needs Transformer Engine and Blackwell",
     _AWARE: "it needs Transformer Engine's optimizer",
     "parallelism.tpCommOverlap": "it needs Transformer Engine",
-    _LATENT: "it needs Transformer Engine",
-    _ZERO_CENTRED: "it needs Apex or Transformer Engine",
 }
 _OF_FUNCTIONS: Final = (_AWARE, "parallelism.tpCommOverlap")
 _SEQUENCES: Final = "parallelism.sequenceParallel"
+_LOW_RANK: Final = "model.qLoraRank"
 _CONTEXT: Final = "parallelism.contextParallelSize"
 _REPLACED_KERNELS: Final = {
     "model.moeGroupedGemm": False,
@@ -40,9 +37,9 @@ def adapt_to_cpu(
 ) -> None:
     """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting.
 
-    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention and zero-centred norms on
-    a CPU. What its function sets and a CPU lacks is left out. `splits_sequences`: attention splits sequences
-    over ranks without Transformer Engine; `splits_norms`: norms do, over tensor-parallel ranks.
+    `by_bridge`: Megatron-Bridge trains. What its function sets and a CPU lacks is left out.
+    `splits_sequences`: attention splits sequences over ranks without Transformer Engine; `splits_norms`:
+    norms do, over tensor-parallel ranks.
     """
     if by_bridge and not found.is_set_by_user(_SEQUENCES):
         # The plan has it where experts require it.
@@ -56,8 +53,13 @@ def adapt_to_cpu(
             merged[section].pop(leaf)
             found.note(f"{leaf} of the function is left out: {_UNSUPPORTED[path]}")
     for path, why in _UNSUPPORTED.items():
-        if _at(merged, path) and not (by_bridge and path in (_LATENT, _ZERO_CENTRED)):
+        if _at(merged, path):
             found.error(f"spec.{path}", f"is not supported on platform cpu: {why}", _LEAVE)
+    if not by_bridge and _at(merged, "model.multiLatentAttention") and not _at(merged, _LOW_RANK):
+        message = (
+            "is not set, which is not supported on platform cpu: the norm of queries needs Transformer Engine"
+        )
+        found.error(f"spec.{_LOW_RANK}", message, "set it, or use GPUs")
     size = _at(merged, _CONTEXT) or 1
     if size > 1 and not splits_sequences:
         message = f"{size} is not supported on platform cpu: context parallelism needs Transformer Engine"

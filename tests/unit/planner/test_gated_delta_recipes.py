@@ -4,10 +4,7 @@ from functools import partial
 
 import pytest
 from megatron_contract.bridge_run import BridgeRun
-from megatron_operator import catalog, manifests
-from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.planner import admit
+from megatron_operator import manifests
 
 from tests.unit.planner import kernel_recipes
 
@@ -46,11 +43,3 @@ def test_a_function_that_shards_by_fsdp_is_not_started() -> None:
     refused = refusal(function, "kernels", COUNT)
     assert f"{function} shards by Megatron's FSDP, whose checkpoints are in another format" in refused
     assert refused.endswith("name the recipe instead: qwen3.5-vl-35b-a3b-sft")
-
-
-def test_zero_centred_norms_stay_refused_on_a_cpu_in_megatrons_own_loop() -> None:
-    spec = {"recipe": "tiny-gpt", "accelerator": {"type": "cpu", "count": 2}, "data": {"mockData": True}}
-    asked = MegatronRecipeSpec.model_validate(spec | {"model": {"applyLayernorm1p": True}})
-    with pytest.raises(InvalidRecipeError) as refused:
-        admit("run", asked, kernel_recipes.platform(KERNELS), catalog.load())
-    assert "spec.model.applyLayernorm1p" in [error.field for error in refused.value.errors]

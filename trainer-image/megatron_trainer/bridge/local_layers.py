@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
@@ -10,27 +9,11 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear, LocalParts
 from megatron_trainer.bridge.packed_attention import PackedDotProductAttention
+from megatron_trainer.platform.latent_attention import TwoWidths
 
 
-class LatentDotProductAttention(PackedDotProductAttention):
-    """Megatron's own, which takes neither of the two widths that multi-latent attention passes.
-
-    `k_channels` and `v_channels` are the elements of a head's keys and values.
-    """
-
-    def __init__(
-        self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
-    ) -> None:
-        # The scale that follows from the former is passed as well, and values have the latter, if not more.
-        del k_channels, v_channels
-        super().__init__(*args, **kwargs)
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        """Return the attention of queries; values of packed samples are padded to the width of these."""
-        self.hidden_size_per_partition = value.shape[-1] * self.num_attention_heads_per_partition
-        return super().forward(query, key, value, *args, **kwargs)
+class LatentDotProductAttention(TwoWidths, PackedDotProductAttention):
+    """Megatron's own, of packed samples too."""
 
 
 class FullRankLatentAttention(MLASelfAttention):

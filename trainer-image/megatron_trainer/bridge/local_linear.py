@@ -12,26 +12,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 from megatron_trainer.platform import split_norms
-
-
-class ZeroCentredRMSNorm(torch.nn.Module):
-    """RMSNorm times (1 + weight), of inputs [..., hidden_size]; computed in FP32."""
-
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
-        split_norms.mark(config, self.weight)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the norm of `inputs`, in their type."""
-        return _rms_norm(inputs, 1 + self.weight.float(), self.eps)
-
-
-def _rms_norm(inputs: torch.Tensor, factor: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = inputs.float()
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (scaled * factor).to(inputs.dtype)
+from megatron_trainer.platform.zero_centred_norms import ZeroCentredRMSNorm, rms_norm
 
 
 def norm(config: Any) -> Any:
@@ -56,7 +37,7 @@ class LayerNormColumnParallelLinear(ColumnParallelLinear):
     def forward(self, input_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return output and bias, as ColumnParallelLinear does."""
         factor = self.layer_norm_weight.float() + self._zero_centred
-        normed = _rms_norm(input_, factor, self._eps)
+        normed = rms_norm(input_, factor, self._eps)
         output, bias = super().forward(normed, *args, **kwargs)
         return ((output, normed) if self.return_layernorm_output else output), bias
 

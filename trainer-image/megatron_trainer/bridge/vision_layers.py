@@ -11,7 +11,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch.nn.functional import scaled_dot_product_attention
 
-from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear, ZeroCentredRMSNorm
+from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear
+from megatron_trainer.platform.zero_centred_norms import ZeroCentredRMSNorm
 
 
 def install() -> None:

@@ -35,7 +35,6 @@ REFUSED: dict[str, str] = {
     "--fp8-recipe": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
     "--fp4-format": "FP4 needs Transformer Engine and a Blackwell GPU",
     "--fp8-param-gather": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
-    "--multi-latent-attention": "latent attention needs Transformer Engine's attention: leave it out",
     "--tp-comm-overlap": "communication overlap needs Transformer Engine: leave it out",
     "--use-flash-attn": "Flash Attention needs a GPU: leave it out",
     "--moe-grouped-gemm": "grouped GEMM needs a GPU: leave it out",
@@ -118,9 +117,10 @@ def install() -> None:
     import megatron.core.optimizer
     import megatron.core.optimizer.distrib_optimizer
 
-    from megatron_trainer.platform import fsdp_on_cpu, norm_names, split_norms
+    from megatron_trainer.platform import fsdp_on_cpu, latent_attention, norm_names, split_norms
     from megatron_trainer.platform.adam import FusedAdamOnCpu
 
+    latent_attention.install()
     norm_names.install()
     split_norms.install()
     fsdp_on_cpu.install()

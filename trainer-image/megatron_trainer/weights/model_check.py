@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+from megatron_trainer import left_out_settings
 from megatron_trainer.weights import cpu_model
 from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
@@ -91,9 +92,9 @@ FIELDS: Final[Mapping[str, str]] = {
     "v_head_dim": "vHeadDim",
     "rope_type": "ropeType",
     "rotary_scaling_factor": "rotaryScalingFactor",
-    "original_max_position_embeddings": "",
-    "beta_fast": "",
-    "beta_slow": "",
+    "original_max_position_embeddings": "yarnOriginalMaxPositionEmbeddings",
+    "beta_fast": "yarnBetaFast",
+    "beta_slow": "yarnBetaSlow",
     "mscale": "",
     "mscale_all_dim": "",
 }
@@ -135,6 +136,7 @@ _NEUTRAL: Final = {
 }
 """Values that change as little as a setting that is left out."""
 _YARN: Final = "yarn_"
+_YARN_OF_LATENT_ATTENTION: Final = ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale")
 _EXPERTS: Final = "moe_"
 _NAMED: Final = 5
 
@@ -192,8 +194,7 @@ def _built(words: Sequence[str]) -> Settings:
             # It prints all arguments.
             arguments.validate_args(args)
         config = gpt_config_from_args(args)
-        # Megatron leaves it out; the run's own loop sets it, too.
-        config.rope_scaling_factor = args.rope_scaling_factor
+        left_out_settings.complete(config, args)
     except (OSError, ValueError, AssertionError, RuntimeError, TypeError) as error:
         raise ConversionError(f"Megatron refuses the arguments of the run: {_text(error)}") from error
     return _settings(config)
@@ -217,9 +218,25 @@ def _settings(config: Any) -> Settings:
     if found["moe_router_load_balancing_type"] not in ("sinkhorn", ["sinkhorn"]):
         # The others change the gradients only.
         found["moe_router_load_balancing_type"] = None
+    # Biases of all linear layers are those of queries, keys and values too.
+    found["add_qkv_bias"] = found["add_qkv_bias"] or found["add_bias_linear"]
+    if None in (found["yarn_mscale"], found["yarn_mscale_all_dim"]):
+        # What Megatron computes then is what it computes of these.
+        found["yarn_mscale"], found["yarn_mscale_all_dim"] = 1.0, 0.0
+    if found["multi_latent_attention"]:
+        _leave_out_neutral_scaling(found)
     if found["num_moe_experts"]:
         found["moe_layer_freq"] = _with_experts(found["moe_layer_freq"], found["num_layers"])
     return {name: value for name, value in found.items() if _has_effect(name, found)}
+
+
+def _leave_out_neutral_scaling(found: Settings) -> None:
+    """Leave out YaRN of latent attention by a factor of 1, which is none; scores may be scaled without it."""
+    if (found["rotary_scaling_factor"] or 1) <= 1:
+        found["rope_type"] = "rope"
+        found["mscale_all_dim"] = None
+    if found["rope_type"] == "rope" and not found["mscale_all_dim"]:
+        found["rotary_scaling_factor"] = None
 
 
 def _plain(value: Any) -> Any:
@@ -241,6 +258,13 @@ def _has_effect(name: str, settings: Settings) -> bool:
         return bool(settings["rope_scaling"])
     if name == "window_attn_skip_freq":
         return settings["window_size"] is not None
+    latent = bool(settings["multi_latent_attention"])
+    if name in _YARN_OF_LATENT_ATTENTION:
+        return latent and settings["rope_type"] == "yarn"
+    if name == "kv_channels":
+        return not latent
+    if name == "moe_router_pre_softmax":
+        return bool(settings["num_moe_experts"]) and settings["moe_router_score_function"] == "softmax"
     if name.startswith(_YARN):
         return bool(settings["position_embedding_type"] == "yarn")
     if name.startswith(_EXPERTS):

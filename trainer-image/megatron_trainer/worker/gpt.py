@@ -28,6 +28,7 @@ from megatron.training.argument_utils import gpt_config_from_args, hybrid_config
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
+from megatron_trainer import left_out_settings
 from megatron_trainer.worker import prepared_index
 from megatron_trainer.worker.dataset_splits import leave_out_unread
 
@@ -42,14 +43,11 @@ STRAGGLER_TIMER = StragglerDetector()
 
 
 def model_config(args: Any) -> Any:
-    """Return Megatron's model configuration for its args.
-
-    gpt_config_from_args of megatron-core 0.19.2 ignores --rope-scaling-factor: all models would get 8.
-    """
+    """Return Megatron's model configuration for its args."""
     if args.hybrid_layer_pattern:
         return hybrid_config_from_args(args)
     config = gpt_config_from_args(args)
-    config.rope_scaling_factor = args.rope_scaling_factor
+    left_out_settings.complete(config, args)
     return config
 
 

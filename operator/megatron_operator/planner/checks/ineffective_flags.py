@@ -43,9 +43,13 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
             yield "model", name, "positionEmbeddingType rope"
     if m.position_embedding_type != "yarn" and m.rope_type != "yarn":
         yield "model", "rotary_scaling_factor", "positionEmbeddingType yarn"
-    if m.position_embedding_type != "yarn" or m.multi_latent_attention:
+    if m.multi_latent_attention:
+        # Megatron always rounds there.
+        yield "model", "no_yarn_correction_range_round_to_int", "a model without multiLatentAttention"
+    needed = "ropeType" if m.multi_latent_attention else "positionEmbeddingType"
+    if (m.rope_type if m.multi_latent_attention else m.position_embedding_type) != "yarn":
         for name in _YARN:
-            yield "model", name, "positionEmbeddingType yarn"
+            yield "model", name, f"{needed} yarn"
     if not m.quick_geglu:
         for name in ("glu_linear_offset", "activation_func_clamp_value"):
             yield "model", name, "quickGeglu: true"

@@ -8,7 +8,7 @@ import torch
 from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import configuration, vision_layers
-from megatron_trainer.bridge.local_linear import ZeroCentredRMSNorm
+from megatron_trainer.platform.zero_centred_norms import ZeroCentredRMSNorm
 from megatron_trainer.worker.failures import RankError
 
 
