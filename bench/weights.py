@@ -67,7 +67,6 @@ def _row(family: Family, dtype: str, found: dict[str, Any]) -> str:
 
 
 _REASONS = {
-    "zero_centered_gamma": "norms with zero-centred weights need Transformer Engine",
     "not yet supported": "unknown to Megatron-Bridge 0.6.2",
 }
 """Part of an error of Megatron or Bridge -> what it means here."""

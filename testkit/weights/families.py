@@ -86,6 +86,8 @@ class Family:
     """Whether its folder has a layer of multi-token prediction, which transformers leaves out."""
     published_as: str = ""
     """What published folders name in `architectures`, where it is not the class of transformers."""
+    model_type: str = ""
+    """What they name in `model_type`, where that is not transformers' of the class."""
 
     @property
     def model(self) -> str:
@@ -106,6 +108,7 @@ class Family:
 _V2 = {**LATENT, "topk_method": "greedy"}
 _V3 = {**LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
 _GLM = {**BASE, **HEADS, **ROUTED, "num_nextn_predict_layers": 0, "attention_bias": True, "use_qk_norm": True}
+_FLASH = {**_V3, "rms_norm_eps": 1e-6}
 _GLM5 = {
     **{**LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-6},
     **{"index_topk": 8, "index_head_dim": 16, "index_n_heads": 4, "indexer_rope_interleave": True},
@@ -139,6 +142,10 @@ K_EXAONE_2: dict[str, Any] = {**_K_EXAONE, "first_k_dense_replace": 2, "num_next
 """K-EXAONE with a second dense layer."""
 _OLMOE = {**BASE, **EXPERTS, "num_key_value_heads": 4, "intermediate_size": 32}
 _SHARED = {**BASE, **EXPERTS, "shared_expert_intermediate_size": 32}
+_HY3 = {
+    **{**BASE, **HEADS, **EXPERTS, "num_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"num_nextn_predict_layers": 0, "initializer_range": 0.02},
+}
 
 FAMILIES = (
     Family("Llama", "Llama", {**BASE, "tie_word_embeddings": False}),
@@ -150,13 +157,16 @@ FAMILIES = (
     Family("DeepSeek-V2", "DeepseekV2", _V2),
     Family("DeepSeek-V2 without q_lora_rank", "DeepseekV2", {**_V2, "q_lora_rank": None}),
     Family("DeepSeek-V3 without MTP", "DeepseekV3", _V3),
+    Family("DeepSeek-V3", "DeepseekV3", {**_V3, "num_nextn_predict_layers": 1}, predicts=True),
     Family("DeepSeek-V4 without MTP", "DeepseekV4", DEEPSEEK_V4),
     Family("DeepSeek-V4 with short entries", "DeepseekV4", SHORT_ENTRIES),
     Family("DeepSeek-V4", "DeepseekV4", {**DEEPSEEK_V4, "num_nextn_predict_layers": 1}, predicts=True),
+    Family("Kimi-K2", "DeepseekV3", _V3, model_type="kimi_k2"),
     Family("Moonlight", "DeepseekV3", {**_V3, "q_lora_rank": None}),
     Family("GPT-OSS", "GptOss", {**BASE, **HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
     Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
     Family("GLM-4.5", "Glm4Moe", {**_GLM, "num_nextn_predict_layers": 1}, predicts=True),
+    Family("GLM-4.7-Flash", "Glm4MoeLite", {**_FLASH, "num_nextn_predict_layers": 1}, predicts=True),
     Family("GLM-5 without MTP", "GlmMoeDsa", _GLM5),
     Family("GLM-5", "GlmMoeDsa", {**_GLM5, "num_nextn_predict_layers": 1}, predicts=True),
     Family("GLM-5.2", "GlmMoeDsa", GLM5_SHARED, predicts=True),
@@ -176,6 +186,15 @@ FAMILIES = (
         published_as=_AS_PUBLISHED,
     ),
     Family("K-EXAONE 2.0", "ExaoneMoe", K_EXAONE_2, predicts=True, published_as=_AS_PUBLISHED),
+    Family("Hy3", "HYV3", {**_HY3, "num_nextn_predict_layers": 1}, predicts=True),
+    Family(
+        "MiMo",
+        "Qwen2",
+        {**BASE, "num_nextn_predict_layers": 1},
+        predicts=True,
+        published_as="MiMoForCausalLM",
+        model_type="mimo",
+    ),
     Family("OLMoE", "Olmoe", _OLMOE),
     Family("Gemma", "Gemma", {**BASE, **HEADS}),
     Family("Gemma 2", "Gemma2", GEMMA),
@@ -191,7 +210,7 @@ FAMILIES = (
     Family("Qwen3.5 with experts, text", "Qwen3_5Moe", QWEN3_5_MOE, "Qwen3_5MoeTextConfig"),
     Family("Step-3.5 without MTP", "Step3p5", STEP),
     Family("Step-3.5", "Step3p5", STEP_PREDICTING, predicts=True),
-    Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
+    Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS, "sliding_window": None}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),
 )
 
@@ -226,14 +245,15 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
         deepseek_v4.publish(folder / "model.safetensors")
     if family.prefix == "Step3p5":
         classes.publish_config(folder, family.sizes)
-    if family.published_as:
+    if family.published_as or family.model_type:
         settings = json.loads((folder / "config.json").read_text())
-        settings["architectures"] = [family.published_as]
+        settings["architectures"] = [family.architecture]
+        settings["model_type"] = family.model_type or settings["model_type"]
         (folder / "config.json").write_text(json.dumps(settings))
     if family.predicts:
         write = {
             **{"ExaoneMoe": _write_exaone_prediction, "NemotronH": _write_hybrid_prediction},
-            "Step3p5": _write_step_prediction,
+            **{"Step3p5": _write_step_prediction, "Qwen2": _write_mimo_prediction},
         }
         write.get(family.prefix, _write_prediction)(family, folder)
     write_tokenizer(folder)
@@ -261,12 +281,15 @@ def _write_prediction(family: Family, folder: Path) -> None:
         more = load_file(Path(other) / "model.safetensors")
     tensors |= {name: tensor for name, tensor in more.items() if name.startswith(prefix)}
     generator = torch.Generator().manual_seed(2)
-    for name in ("enorm", "hnorm", "shared_head.norm"):
+    # Those of Hy3 have no copies of embedding and output layer.
+    shares = family.prefix != "HYV3"
+    for name in ("enorm", "hnorm", "shared_head.norm" if shares else "final_layernorm"):
         tensors[f"{prefix}{name}.weight"] = (torch.rand(width, generator=generator) + 0.5).to(dtype)
     joined = 0.02 * torch.randn(width, 2 * width, generator=generator)
     tensors[f"{prefix}eh_proj.weight"] = joined.to(dtype)
-    tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    if shares:
+        tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, file, metadata={"format": "pt"})
 
 
@@ -317,6 +340,24 @@ def _write_hybrid_prediction(family: Family, folder: Path) -> None:
     shapes |= {f"mtp.layers.0.{name}.weight": norm for name in ("enorm", "hnorm")}
     shapes[f"mtp.layers.{number}.final_layernorm.weight"] = norm
     shapes["mtp.layers.0.eh_proj.weight"] = norm.new_empty(len(norm), 2 * len(norm))
+    for name, like in shapes.items():
+        drawn = torch.randn(like.shape, generator=generator)
+        tensors[name] = (0.02 * drawn if like.dim() > 1 else 1 + 0.05 * drawn).to(like.dtype)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _write_mimo_prediction(_: Family, folder: Path) -> None:
+    """Add a random layer of multi-token prediction to the file, by the names of Xiaomi's MiMo."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors, generator = load_file(file), torch.Generator().manual_seed(2)
+    before, after = "model.layers.0.", "model.mtp_layers.0."
+    shapes = {f"{after}{name[len(before) :]}": tensors[name] for name in tensors if name.startswith(before)}
+    norm = tensors["model.norm.weight"]
+    shapes |= {f"{after}{name}_layernorm.weight": norm for name in ("token", "hidden", "final")}
+    shapes[f"{after}input_proj.weight"] = norm.new_empty(len(norm), 2 * len(norm))
     for name, like in shapes.items():
         drawn = torch.randn(like.shape, generator=generator)
         tensors[name] = (0.02 * drawn if like.dim() > 1 else 1 + 0.05 * drawn).to(like.dtype)

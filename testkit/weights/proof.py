@@ -1,6 +1,7 @@
 """One proof: a small model in, the same logits, out again bit for bit."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -102,8 +103,21 @@ def _reference(folder: Path) -> Any:
 
     llama_nemotron_model.install()
     step_model.install()
-    kind = transformers.AutoModelForCausalLM
+    settings = json.loads((folder / "config.json").read_text())
+    kind: Any = transformers.AutoModelForCausalLM
+    if alias := _ALIASES.get(settings["model_type"]):
+        kind = getattr(transformers, f"{alias}ForCausalLM")
+        config = getattr(transformers, f"{alias}Config")(
+            **settings | {"model_type": kind.config_class.model_type}
+        )
+        return kind.from_pretrained(
+            folder, config=config, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+_ALIASES = {"kimi_k2": "DeepseekV3", "mimo": "Qwen2"}
+"""`model_type` of config.json -> prefix of the classes of transformers with its layers."""
 
 
 def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, float]:

@@ -16,7 +16,7 @@ from megatron_operator.manifests import Manifests
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
 
-from testkit.own_loop import CASES, LLAMA
+from testkit.own_loop import CASES, IMPORTED, LLAMA
 from testkit.own_loop import OwnLoopCase as Case
 from testkit.weights.families import by_name, write_model
 from testkit.weights.warm import Ended, WarmConverter
@@ -43,7 +43,7 @@ def spec_of(case: Case) -> dict[str, Any]:
         "recipe": case.recipe,
         "accelerator": {"type": "cpu", "count": 4, "perNode": 4},
         "parallelism": case.parallelism,
-        "model": sizes | case.model,
+        "model": {name: value for name, value in (sizes | case.model).items() if value is not None},
         "init": {"from": {"huggingFace": {"path": "/data/model"}}},
         "data": {"volume": {"claimName": "data"}, "mockData": True},
         "training": {
@@ -52,6 +52,7 @@ def spec_of(case: Case) -> dict[str, Any]:
         },
         "checkpoint": {"saveInterval": ITERATIONS, "volume": {"size": "100Ti"}},
         "export": {"huggingFace": {"path": "/data/out"}},
+        **({"megatronArgs": case.arguments} if case.arguments else {}),
     }
 
 
@@ -108,6 +109,21 @@ def test_logits_of_the_exported_model_are_those_of_the_run(
     assert before.keys() == after.keys()
     assert all(after[name] != before[name] for name in before), "every tensor has learned"
     compared = converter.logits_of_run(run.arguments(), run.save, data / "out", tmp_path / "logits")
+    print(case.recipe, compared)
+    assert compared["difference"] < CLOSE < 0.5 < compared["largest"], compared
+
+
+@pytest.mark.parametrize("case", IMPORTED, ids=lambda case: case.recipe)
+def test_the_model_of_a_run_has_the_logits_of_the_weights_that_it_starts_from(
+    case: Case, converter: WarmConverter, tmp_path: Path
+) -> None:
+    data, objects = write_case(case, tmp_path), rendered_objects(spec_of(case))
+    run = OwnLoopGang(tmp_path, None, data, objects)
+    imported = run.convert(converter, objects.import_job)
+    assert imported.code == 0, imported.output
+    compared = converter.logits_of_run(
+        run.arguments(), data / "model-megatron", data / "model", tmp_path / "logits"
+    )
     print(case.recipe, compared)
     assert compared["difference"] < CLOSE < 0.5 < compared["largest"], compared
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from megatron_operator.api.fine_tuning import ModelPart
+from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile, ImagePackage
-
-_ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
 
 _LACKS: Final = "the trainer's image lacks {}"
 _STATE_SPACE: Final = "on GPUs " + _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
@@ -66,27 +65,11 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
 )
 """Pattern of a function, architecture, and what is in the way. The first match is used."""
 
-_UNKNOWN: Final = "unknown to Megatron-Bridge 0.6.2"
 _NO_MODEL: Final = "transformers has no model with these layers"
-_NOT_CONVERTED: Final = "no small model of this architecture was converted"
-_NO_OWN_LOOP: Final = "the own loop was not tried with its weights"
-_OWN_LOOP: Final[Mapping[str, str]] = {
-    "deepseek": "the own loop was not tried with its weights, and multi-token prediction does not convert",
-    "ernie": _NOT_CONVERTED,
-    "glm": _NO_OWN_LOOP,
-    "gpt-oss": _NO_OWN_LOOP,
-    "gpt-scaling": _NO_MODEL,
-    "gpt3": _NO_MODEL,
-    "hy3": _NOT_CONVERTED,
-    "kimi": _NO_OWN_LOOP,
-    "ling": _NOT_CONVERTED,
-    "mimo": _NOT_CONVERTED,
-    "mixtral": _UNKNOWN,
-    "nemotron4": _ZERO_CENTRED,
-    "tiny": _NO_MODEL,
-}
-"""Family of a recipe of Megatron Core's own loop -> why its weights are neither imported nor exported."""
-_SHARED_EXPERTS: Final = f"its shared experts are {_UNKNOWN}"
+_NOT_CONVERTED: Final = "its class is not in transformers, and no small model of it was converted"
+_GPT2: Final = "its layers are those of GPT-2, unknown to Megatron-Bridge 0.6.2"
+_SOFTMAX: Final = "its experts are chosen by softmax scores with a bias, which Megatron Core does not have"
+_GROUPS: Final = "it takes groups of experts by the best of each, and Megatron Core by sums of the best two"
 _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"deepseek_v2_lite", True, ""),
     (r"deepseek_v4", True, ""),
@@ -344,12 +327,23 @@ def obstacle(function: str, mode: str, profile: AcceleratorProfile | None = None
     return "" if profile.platform == "cpu" or {*KERNELS[reason]} <= {*profile.image_has} else reason
 
 
-def conversion_obstacle(family: str, *, shared_experts: bool) -> str:
-    """Why weights of a family are not converted for Megatron Core's own loop; empty if they are.
+def conversion_obstacle(family: str, model: ModelSpec) -> str:
+    """Why weights of a recipe of Megatron Core's own loop are not converted; empty if they are.
 
-    Also for a family of a catalog of the platform's own: the Job that imports reads its architecture.
+    Also for a recipe of a catalog of the platform's own: the Job that imports reads its architecture.
     """
-    return _SHARED_EXPERTS if family == "qwen2" and shared_experts else _OWN_LOOP.get(family, "")
+    match family:
+        case "ernie":
+            return _SOFTMAX
+        case "deepseek" if model.moe_router_num_groups and model.moe_router_score_function != "sigmoid":
+            return _GROUPS
+        case "gpt3" | "gpt-scaling" if model.position_embedding_type == "learned_absolute":
+            return _GPT2
+        case "ling":
+            return _NOT_CONVERTED
+        case "gpt3" if not model.apply_layernorm_1p:
+            return _NO_MODEL
+    return ""
 
 
 def pretraining_conversion_obstacle(function: str) -> str:

@@ -66,8 +66,7 @@ def _obstacle(entry: Entry, tuned: Collection[str]) -> tuple[str, str]:
     if entry.engine == "bridge":
         of_family = "docs/bridge-pretraining.md lists the families whose weights are converted"
         return bridge_pretraining.conversion_obstacle(entry), f"leave it out; {of_family}"
-    shared = bool(entry.model.moe_shared_expert_intermediate_size)
-    reason = bridge_support.conversion_obstacle(entry.family, shared_experts=shared)
+    reason = bridge_support.conversion_obstacle(entry.family, entry.model)
     if f"{entry.name}-sft" in tuned:
         return reason, f"leave it out, or set recipe: {entry.name}-sft, which Megatron-Bridge trains"
     return reason, "leave it out; docs/weights.md lists the families whose weights Megatron's own loop takes"

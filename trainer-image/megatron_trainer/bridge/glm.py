@@ -11,9 +11,13 @@ from typing import Any
 
 def install() -> None:
     """Call it once in a process, after Bridge is imported."""
+    from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+    from megatron.bridge.models.glm.glm47_flash_bridge import GLM47FlashBridge
     from megatron.bridge.models.glm_vl import modeling_glm_45v
     from megatron.bridge.models.glm_vl.glm_45v_bridge import GLM45VBridge
 
+    # The converter writes copies of embedding and output layer, of all families that predict.
+    GLM47FlashBridge.maybe_modify_converted_hf_weight = MegatronModelBridge.maybe_modify_converted_hf_weight
     inner = GLM45VBridge.provider_bridge
 
     def with_settings(self: Any, pretrained: Any) -> Any:

@@ -7,7 +7,9 @@ import copy
 import re
 from typing import Any
 
-_FUSED = re.compile(r"(mtp\.layers\..*)\.self_attention\.linear_qkv\.layer_norm_weight")
+_FUSED = re.compile(r"(mtp\.layers\..*)\.(self_attention\.linear_qkv|mlp\.linear_fc1)\.layer_norm_weight")
+_NORMS = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "pre_mlp_layernorm"}
+"""Linear layer of Transformer Engine -> the norm in front of it."""
 _GROUPED = re.compile(r"(.*\.mlp\.experts)\.(linear_fc\d\.(?:weight|bias))\*")
 
 
@@ -29,15 +31,15 @@ def install() -> None:
 
 
 def _of_norms_of_prediction(mappings: tuple[Any, ...]) -> list[Any]:
-    """Mappings of the norm in front of attention, of those in which it is part of a linear layer.
+    """Mappings of the norms in front of attention and MLP, of those in which they are part of a linear layer.
 
-    Bridge knows its other name in all layers but those of multi-token prediction.
+    Bridge knows their other names in all layers but those of multi-token prediction.
     """
     known = {mapping.megatron_param for mapping in mappings}
     found = []
     for mapping in mappings:
         fused = _FUSED.fullmatch(mapping.megatron_param)
-        if fused is not None and (name := f"{fused[1]}.input_layernorm.weight") not in known:
+        if fused is not None and (name := f"{fused[1]}.{_NORMS[fused[2]]}.weight") not in known:
             other = copy.copy(mapping)
             other.megatron_param = name
             found.append(other)

@@ -99,6 +99,21 @@ _FIXED: Final[Mapping[str, Settings]] = {
         **{"scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "num_key_value_heads": 1},
     },
     "MistralForCausalLM": {"hidden_act": "silu"},
+    "MixtralForCausalLM": {"hidden_act": "silu", "sliding_window": None},
+    "Qwen2MoeForCausalLM": {
+        **{"hidden_act": "silu", "use_sliding_window": False, "qkv_bias": True},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": []},
+    },
+    "NemotronForCausalLM": {"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False},
+    "MiMoForCausalLM": {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": True},
+    "HYV3ForCausalLM": {
+        **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "qk_norm": True},
+        **{"route_norm": True, "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True},
+    },
+    "Glm4MoeLiteForCausalLM": {
+        **{"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False},
+        **{"tie_word_embeddings": False, "rope_interleave": True},
+    },
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"use_sliding_window": False},
@@ -109,6 +124,10 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen3_5ForCausalLM": {"hidden_act": "silu", "attention_bias": False},
     "Qwen3_5MoeForCausalLM": {"hidden_act": "silu", "attention_bias": False},
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
+    "GemmaForCausalLM": {
+        **{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
+        **{"attention_bias": False, "tie_word_embeddings": True},
+    },
     "Gemma2ForCausalLM": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
@@ -196,7 +215,7 @@ SELECTED: Final[Mapping[str, int]] = {"MiniMaxM3SparseForConditionalGeneration":
 """Architecture -> tokens of a sequence in which each query attends to all before it, at least."""
 _PARTLY_ROTATED: Final = frozenset(
     {
-        *("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"),
+        *("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration", "NemotronForCausalLM"),
         *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
         *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         *("MiniMaxM2ForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
@@ -215,7 +234,7 @@ _NOT_BUILT: Final = (
 
 def require_all_taken(folder: HuggingFaceFolder) -> None:
     """Raise ConversionError for a setting that the model in Megatron would not have; names all of them."""
-    found = (_positions, _others, _windows, _blocks, _layers, _rotated, _towers, _compressed)
+    found = (_positions, _others, _windows, _blocks, _layers, _rotated, _towers, _compressed, _groups)
     if problems := [problem for each in found for problem in each(folder)]:
         raise ConversionError(
             f"{folder.path}/config.json has what the model in Megatron would not have: "
@@ -362,6 +381,29 @@ def _compressed(folder: HuggingFaceFolder) -> Iterator[str]:
     rope = folder.config.get("rope_parameters") or {}
     if (main := (rope.get("main") or {}).get("rope_type", "default")) != "default":
         yield f"rope_type {main!r} of main"
+
+
+def _groups(folder: HuggingFaceFolder) -> Iterator[str]:
+    """Groups of experts that are chosen by another rule than Megatron's.
+
+    That takes those with the largest sums of the best experts, as many of each group as a token has experts
+    per chosen group; DeepSeek-V2 the best expert alone, later models the best two.
+    """
+    text = _text(folder)
+    groups, chosen = text.get("n_group") or 1, text.get("topk_group") or 1
+    taken = text.get("num_experts_per_tok") or 1
+    summed = taken // chosen
+    method = f" of topk_method {text['topk_method']!r}" if "topk_method" in text else ""
+    found = f"n_group {groups}, topk_group {chosen} and num_experts_per_tok {taken}{method}"
+    if groups == 1:
+        return
+    if folder.architecture == "DeepseekV2ForCausalLM":
+        if text.get("topk_method", "greedy") == "greedy":
+            yield f"{found}, which does not limit groups"
+        elif summed != 1:
+            yield f"{found}, which takes groups by their best expert: Megatron adds the best {summed}"
+    elif summed != 2:
+        yield f"{found}, which takes groups by their best two experts: Megatron adds the best {summed}"
 
 
 def _repeated(value: Any, found: Any) -> Any:

@@ -40,6 +40,8 @@ CONVERTS: tuple[str, ...] = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
     "Qwen3MoeForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
@@ -49,9 +51,11 @@ CONVERTS: tuple[str, ...] = (
     "DeepseekV4ForCausalLM",
     "GptOssForCausalLM",
     "NemotronHForCausalLM",
+    "GemmaForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
     "GlmMoeDsaForCausalLM",
     "Exaone4ForCausalLM",
     "ExaoneMoEForCausalLM",
@@ -59,6 +63,9 @@ CONVERTS: tuple[str, ...] = (
     "FalconH1ForCausalLM",
     "MiniMaxM2ForCausalLM",
     "DeciLMForCausalLM",
+    "HYV3ForCausalLM",
+    "MiMoForCausalLM",
+    "NemotronForCausalLM",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
@@ -115,17 +122,31 @@ def import_bridge() -> None:
         local_layers,
         local_names,
         minimax_m3,
+        mixtures,
         nemotron_vl,
         partial_rotary,
+        predecessors,
         query_norms,
         qwen3_omni,
         step,
         zero_centred_norms,
     )
 
-    for module in (adapter_norms, local_names, exaone45, gemma4, glm, kimi, minimax_m3, partial_rotary):
+    for module in (
+        adapter_norms,
+        local_names,
+        exaone45,
+        gemma4,
+        glm,
+        kimi,
+        minimax_m3,
+        mixtures,
+        partial_rotary,
+    ):
         module.install()
     deepseek_v4.install()
+    predecessors.install()
+    mixtures.install()
     qwen3_omni.install()
     step.install()
     llama_nemotron.install()
