@@ -159,8 +159,9 @@ test-gpu-path: setup-gpu-path ## Every recipe's model with Transformer Engine at
 	  tests/gpu/test_start_without_a_driver.py tests/gpu/test_transformer_engine.py
 
 .PHONY: faults
-faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)
+faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (more than an hour)
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults
+	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/fine_tuning/test_fault_table.py
 
 .PHONY: faults-jobset
 faults-jobset: setup-trainer ## The quick rows of the fault table with runs on JobSet (root, not in `make test`)

@@ -26,6 +26,7 @@ from bench.recovery_report import CAP_SECONDS
 from bench.recovery_systems import ByExitCode, OnFailure, Operator, PlainPyTorchJob, volume_of
 from bench.recovery_watch import SETTLE_SECONDS, UNAVAILABLE, restart, settle, spread, watch
 from testkit.errors import TestkitError
+from testkit.faults.bridge_rows import BRIDGE_ROWS
 from testkit.faults.injections import FaultContext
 from testkit.faults.rows import ROWS, Row
 from testkit.faults.table import QUIET_ITERATIONS
@@ -41,6 +42,7 @@ CHECKPOINTS = 2
 DAMAGED = "newest checkpoint's"
 LOADS = 2
 """Failed starts after which a row that damages a checkpoint is over: the file stays damaged."""
+WHOLE_TABLE = (*ROWS, *BRIDGE_ROWS)
 NOT_APPLICABLE = {
     r"^the operator is|the operator killed": "a plain job has no such operator",
     r"clock": "it is the operator's clock",
@@ -48,6 +50,7 @@ NOT_APPLICABLE = {
     r"elastic run": "its number of pods is fixed",
     r"which is avoided": "a plain job avoids no node",
     r"announces its maintenance": "a plain job moves once its pods are evicted",
+    r"^Megatron-Bridge": "the plain job runs Megatron's own loop",
 }
 """Rows that do not apply to a plain job: a regular expression for their names, and the reason."""
 
@@ -60,14 +63,17 @@ console = Console(soft_wrap=True)
 def left_out() -> dict[str, str]:
     """Names of the rows that are left out, with the reason."""
     return {
-        row.name: why for row in ROWS for sign, why in NOT_APPLICABLE.items() if re.search(sign, row.name)
+        row.name: why
+        for row in WHOLE_TABLE
+        for sign, why in NOT_APPLICABLE.items()
+        if re.search(sign, row.name)
     }
 
 
 def select_rows(words: list[str]) -> list[Row]:
     """The rows whose name contains one of `words`; all rows without words. Raises ValueError where none
     does."""
-    applicable = [row for row in ROWS if row.name not in left_out()]
+    applicable = [row for row in WHOLE_TABLE if row.name not in left_out()]
     found = [row for row in applicable if not words or any(word in row.name for word in words)]
     if not found:
         raise ValueError(
@@ -233,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
                 jobs.stop()
                 continue
             results.add(row.name, policy, found)
-            write(results, ROWS, left_out())
+            write(results, WHOLE_TABLE, left_out())
             console.print(Text(f"{POLICIES[policy]}, {row.name}: {found.text}"))
         jobs.stop()
     kubectl.run("delete", "namespace", NAMESPACE, "--timeout=180s")

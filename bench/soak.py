@@ -17,9 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from testkit.errors import TestkitError
-from testkit.faults.injections import FaultContext
 from testkit.faults.rows import ROWS, Row
-from testkit.faults.table import IncidentMismatchError, play
 from testkit.installation import connect, installed_namespace
 from testkit.kubectl import Kubectl
 from testkit.run_pool import ITERATIONS_OF_ALL, NAMESPACE, RunPool
@@ -42,8 +40,7 @@ def soak(kubectl: Kubectl, faults: int, seed: int, minutes: float, first: int = 
     Returns the number of faults that a run did not survive, or that its status reported wrongly.
     """
     deadline = time.monotonic() + 60 * minutes
-    cluster = Cluster(quiet=True)
-    runs = RunPool(kubectl, cluster, ITERATIONS_OF_ALL)
+    runs = RunPool(kubectl, Cluster(quiet=True), ITERATIONS_OF_ALL)
     runs.record_reference()
     survived: Counter[str] = Counter()
     failures = 0
@@ -55,12 +52,10 @@ def soak(kubectl: Kubectl, faults: int, seed: int, minutes: float, first: int = 
             break
         began = time.monotonic()
         try:
-            play(FaultContext(runs.run_for(row), cluster), row, runs.expected)
+            runs.play(row)
         except (AssertionError, TimeoutError, TestkitError) as error:
             failures += 1
             console.print(Text(f"{number}/{faults} {row.name}: {error}", style="red"))
-            if not isinstance(error, IncidentMismatchError):
-                runs.discard()
             continue
         survived[row.name] += 1
         console.print(f"{number}/{faults} {row.name}: {time.monotonic() - began:.0f} s", highlight=False)

@@ -7,8 +7,16 @@ from pathlib import Path
 from localcluster import Cluster
 from localcluster.errors import ClusterError
 
+from testkit.faults.injections import FaultContext
 from testkit.faults.rows import Row
-from testkit.faults.table import ITERATIONS_PER_ROW, UndisturbedRun, check_losses, check_samples
+from testkit.faults.table import (
+    ITERATIONS_PER_ROW,
+    IncidentMismatchError,
+    UndisturbedRun,
+    check_losses,
+    check_samples,
+    play,
+)
 from testkit.installation import DATA_CLAIM
 from testkit.kubectl import Kubectl
 from testkit.waiting import DEADLINE, wait_until
@@ -58,10 +66,16 @@ class RunPool:
     """Gives each row a run with enough iterations left; ends the previous run where it cannot be reused."""
 
     def __init__(
-        self, kubectl: Kubectl, cluster: Cluster, iterations: int, backend: str = "pytorchjob"
+        self,
+        kubectl: Kubectl,
+        cluster: Cluster,
+        iterations: int,
+        backend: str = "pytorchjob",
+        file: Path | None = None,
     ) -> None:
-        """`iterations` of each run; `backend` is the platform's."""
+        """`iterations` of each run; `backend` and `file` as those of a WatchedRun."""
         self._backend = backend
+        self._file = file
         self._kubectl = kubectl
         self._cluster = cluster
         self._disks = contextlib.ExitStack()
@@ -75,6 +89,16 @@ class RunPool:
     def record_reference(self) -> None:
         """Run once without a fault and keep its losses and samples. Raises as finish() does."""
         self.expected = finish(self._start(), None)
+
+    def play(self, row: Row) -> None:
+        """Play a row on a run that suits it; one that does not survive is deleted. Raises as play() does."""
+        try:
+            play(FaultContext(self.run_for(row), self._cluster), row, self.expected)
+        except IncidentMismatchError:
+            raise
+        except BaseException:
+            self.discard()
+            raise
 
     def run_for(self, row: Row) -> WatchedRun:
         """A run that suits the row, trains, and has ITERATIONS_PER_ROW iterations left."""
@@ -100,7 +124,8 @@ class RunPool:
                 run.delete()
 
     def _start(self, row: Row | None = None) -> WatchedRun:
-        run = WatchedRun(self._kubectl, f"run-{next(self._numbers)}", self._iterations, self._backend)
+        name = f"run-{next(self._numbers)}"
+        run = WatchedRun(self._kubectl, name, self._iterations, self._backend, self._file)
         if row is not None:
             run.change(row.spec)
             if row.small_disk:

@@ -110,25 +110,26 @@ def ranks_in(container: Container) -> list[Process]:
 
 
 class WatchedRun(FaultTarget, TrainingRun):
-    """The tiny GPT with the shortest possible iterations and a checkpoint every SAVE_INTERVAL iterations."""
+    """A run of two pods with a checkpoint every SAVE_INTERVAL iterations: the tiny GPT, or another model."""
 
-    def __init__(self, kubectl: Kubectl, name: str, iterations: int, backend: str = "pytorchjob") -> None:
-        """A run of `iterations` iterations; apply() creates it. `backend` is the platform's."""
-        super().__init__(kubectl, EXAMPLE, name, backend)
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        name: str,
+        iterations: int,
+        backend: str = "pytorchjob",
+        file: Path | None = None,
+    ) -> None:
+        """A run of `iterations` iterations; apply() creates it.
+
+        `backend` is the platform's. `file` holds its recipe; None: EXAMPLE with the shortest possible
+        iterations.
+        """
+        super().__init__(kubectl, file or EXAMPLE, name, backend)
         spec = self.manifest["spec"]
-        # Data parallel only: one collective per iteration. Tensor-parallel ranks on a small machine would
-        # wait for their turn on a core twenty times per iteration.
-        spec["parallelism"] = {"tensorModelParallelSize": 1}
-        spec["model"] = {"numLayers": 2}
-        # All runs share one data claim, so only the first one prepares data.
-        spec["data"]["volume"] = {"claimName": DATA_CLAIM["metadata"]["name"]}
-        spec["training"] |= {
-            "trainIters": iterations,
-            "globalBatchSize": 4,
-            "microBatchSize": 1,
-            "seqLength": 64,
-            "evalIters": 0,
-        }
+        if file is None:
+            _shorten_iterations(spec)
+        spec["training"]["trainIters"] = iterations
         spec["checkpoint"] |= {"saveInterval": SAVE_INTERVAL, "keep": KEEP}
         # So many faults in one run would make the operator avoid every node.
         spec["recovery"] = {"nodes": {"avoidAfter": 0}}
@@ -273,6 +274,16 @@ class WatchedRun(FaultTarget, TrainingRun):
             return StateBeforeFault(records[-1].iteration, generation, saved, number)
 
         return wait_until(f"{self.name} to train past a checkpoint", ready)
+
+
+def _shorten_iterations(spec: dict[str, Any]) -> None:
+    """Make the iterations of EXAMPLE short, and let all runs share one data claim: the first prepares."""
+    # Data parallel only: one collective per iteration. Tensor-parallel ranks on a small machine would
+    # wait for their turn on a core twenty times per iteration.
+    spec["parallelism"] = {"tensorModelParallelSize": 1}
+    spec["model"] = {"numLayers": 2}
+    spec["data"]["volume"] = {"claimName": DATA_CLAIM["metadata"]["name"]}
+    spec["training"] |= {"globalBatchSize": 4, "microBatchSize": 1, "seqLength": 64, "evalIters": 0}
 
 
 def _age(pod: dict[str, Any]) -> tuple[bool, str]:

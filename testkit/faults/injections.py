@@ -183,6 +183,16 @@ def metadata_json_file(checkpoint: Path) -> Path:
     return checkpoint / "metadata.json"
 
 
+def train_state_file(checkpoint: Path) -> Path:
+    """Megatron-Bridge's own state: the iteration and the samples that were read."""
+    return checkpoint / "train_state.pt"
+
+
+def run_config_file(checkpoint: Path) -> Path:
+    """Megatron-Bridge's configuration, the file that it writes last."""
+    return checkpoint / "run_config.yaml"
+
+
 def tear(path: Path) -> None:
     """Replace the second half with random bytes: the length stays."""
     content = path.read_bytes()

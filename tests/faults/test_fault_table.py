@@ -1,12 +1,9 @@
 """A run survives every fault of the table with unchanged losses, and its status reports what was hit."""
 
 import pytest
-from localcluster import Cluster
 
 from testkit.faults.backends import rows_with
-from testkit.faults.injections import FaultContext
 from testkit.faults.rows import ROWS, Row
-from testkit.faults.table import IncidentMismatchError, play
 from testkit.run_pool import RunPool
 from tests.faults.conftest import ALL, BACKEND
 
@@ -23,14 +20,8 @@ def selected_rows() -> list[Row]:
     selected_rows(),
     ids=lambda row: row.name,
 )
-def test_a_run_survives(row: Row, runs: RunPool, cluster: Cluster) -> None:
-    try:
-        play(FaultContext(runs.run_for(row), cluster), row, runs.expected)
-    except IncidentMismatchError:
-        raise
-    except BaseException:
-        runs.discard()
-        raise
+def test_a_run_survives(row: Row, runs: RunPool) -> None:
+    runs.play(row)
 
 
 def test_the_last_run_finishes_with_the_losses_of_an_undisturbed_run(runs: RunPool) -> None:

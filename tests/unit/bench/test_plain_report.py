@@ -6,7 +6,8 @@ import pytest
 
 from bench import plain_report
 from bench.plain_report import Outcome, Results, asserted, ended, resumed, table
-from bench.plain_rows import left_out, select_rows
+from bench.plain_rows import WHOLE_TABLE, left_out, select_rows
+from testkit.faults.bridge_rows import BRIDGE_ROWS
 from testkit.faults.rows import LAYOUTS, ROWS
 from testkit.training_run import IterationRecord
 
@@ -46,7 +47,8 @@ def test_rows_that_need_this_operator_are_left_out_with_a_reason() -> None:
     assert "a node is lost and the operator killed" in names
     assert "the training-operator is killed when a pod is gone" not in names
     assert names >= {row.name for row in LAYOUTS}, "these edit a recipe or read its status"
-    assert names | {row.name for row in select_rows([])} == {row.name for row in ROWS}
+    assert names >= {row.name for row in BRIDGE_ROWS}
+    assert names | {row.name for row in select_rows([])} == {row.name for row in WHOLE_TABLE}
     assert {row.name for row in select_rows(["tracker"])} == {r.name for r in ROWS if "tracker" in r.name}
     with pytest.raises(ValueError, match="no row has any of"):
         select_rows(["no such row"])
