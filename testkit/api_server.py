@@ -25,6 +25,7 @@ _PATHS = {
     "Job": "/apis/batch/v1/{ns}/jobs",
     "Pod": "/api/v1/{ns}/pods",
     "Service": "/api/v1/{ns}/services",
+    "EndpointSlice": "/apis/discovery.k8s.io/v1/{ns}/endpointslices",
     "PersistentVolumeClaim": "/api/v1/{ns}/persistentvolumeclaims",
     "ConfigMap": "/api/v1/{ns}/configmaps",
     "Secret": "/api/v1/{ns}/secrets",
