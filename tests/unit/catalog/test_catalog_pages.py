@@ -37,8 +37,9 @@ def test_a_recipe_is_trained_in_a_small_model_of_its_architecture_and_mode_or_ha
         ("llama2-13b", "tiny-gpt"),
         ("wan2.1-14b-sft", "wan2.1-1.3b-sft"),
         ("qwen2-audio-7b-lora", "qwen2-audio-7b-lora"),
-        ("mixtral-8x7b", ""),
-        ("deepseek-v3", ""),
+        ("mixtral-8x22b", "mixtral-8x7b"),
+        ("mimo-7b", ""),
+        ("deepseek-v2", ""),
     ],
 )
 def test_only_a_model_with_the_same_kind_of_layers_stands_for_a_recipe(recipe: str, trained_as: str) -> None:

@@ -66,12 +66,14 @@ def test_plan_prints_what_each_group_communicates_over_which_level(tmp_path: Pat
     arguments = ("--recipe", "llama3-70b", "--gpus", "64", "--platform", str(platform))
     lines = megatron("plan", *arguments).stdout.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("  groups "))
-    found = [re.sub(r"[0-9]+\.[0-9]{2}|[0-9]+%", "_", line) for line in lines[first : first + 4]]
+    found = [re.sub(r"[0-9]+\.[0-9]+|[0-9]+%", "_", line) for line in lines[first : first + 6]]
     assert found == [
         "  groups      TP 4 (node): _ s per step, _ s exposed (_)",
         "              CP 2 (node): _ s per step, _ s exposed (_)",
         "              DP 4 (rack): _ s per step, _ s exposed (_)",
+        "                 out of each node: _ GiB per GPU, _ s",
         "              PP 4 (rack): _ s per step, _ s exposed (_)",
+        "                 out of each node: _ GiB per GPU, _ s",
     ]
     assert all(len(line) <= 80 for line in found)
 

@@ -32,7 +32,8 @@ class Rank:
         self.training = training
         monkeypatch.setenv(LEASE_ENV, "me")
         monkeypatch.setenv(GENERATION_ENV, "3")
-        monkeypatch.setattr(megatron_hooks, "get_args", lambda: SimpleNamespace(save=str(save)))
+        args = SimpleNamespace(save=str(save), no_save_optim=False, no_save_rng=False)
+        monkeypatch.setattr(megatron_hooks, "get_args", lambda: args)
         CheckpointLease(save, "me", "run").acquire()
 
         def remember(module: Any, name: str) -> None:
