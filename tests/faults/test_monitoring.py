@@ -6,6 +6,7 @@ import math
 import os
 import re
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -155,10 +156,14 @@ def page(monitored: Kubectl) -> Iterator[Page]:
     ) as forward:
         assert forward.stdout is not None
         line = forward.stdout.readline()
-        match = re.match(r"Forwarding from (127\.0\.0\.1:\d+) ", line)
-        assert match is not None, line
-        yield Page(f"http://{match[1]}")
-        forward.terminate()
+        # It prints a line for each connection, and would wait for a reader.
+        threading.Thread(target=forward.stdout.read, daemon=True).start()
+        try:
+            match = re.match(r"Forwarding from (127\.0\.0\.1:\d+) ", line)
+            assert match is not None, line
+            yield Page(f"http://{match[1]}")
+        finally:
+            forward.terminate()
 
 
 def token_of(kubectl: Kubectl, account: str, *, may_read: bool) -> str:

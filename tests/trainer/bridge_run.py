@@ -125,9 +125,14 @@ class RecipeGang(BridgeGang):
     ) -> None:
         super().__init__(folder, warm, data, "of the recipe")
         self.ranks_per_node = spec["accelerator"]["count"]
-        run = BridgeRun.from_arguments(arguments_in(rendered_container(spec), data, self.save))
-        self._arguments = BridgeRun(run.function, {**run.overrides, **overrides}).to_arguments()
-        self._data_volume, self._spec = data, spec
+        self._data_volume, self._small = data, overrides
+        self.edit(spec)
+
+    def edit(self, spec: dict[str, Any]) -> None:
+        """Have the next start be that of this recipe."""
+        run = BridgeRun.from_arguments(arguments_in(rendered_container(spec), self._data_volume, self.save))
+        self._arguments = BridgeRun(run.function, {**run.overrides, **self._small}).to_arguments()
+        self._spec = spec
 
     def arguments(self) -> list[str]:
         return self._arguments

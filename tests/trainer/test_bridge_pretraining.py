@@ -152,6 +152,27 @@ def test_weights_that_four_ranks_have_pretrained_from_random_ones_are_exported_w
     assert found["difference"] < 1e-5
 
 
+def test_a_run_keeps_the_rows_of_its_checkpoints_when_its_export_is_removed(
+    tmp_path: Path, corpus: Path, warm_bridge: WarmProcess
+) -> None:
+    recipe, family, _ = EXPORTED[0]
+    case = next(case for case in CASES if case.recipe == recipe)
+    run = PretrainingGang(tmp_path, warm_bridge, corpus, case, export={"huggingFace": {"path": "/data/out"}})
+    of_family, rows = by_name(family), WORDS + 24
+    write_model(
+        replace(of_family, sizes={**of_family.sizes, "vocab_size": rows}), tmp_path / "data" / "model"
+    )
+    run.run_to_end()
+    run.edit(_spec(case) | {"training": _training(4) | {"evalIters": 0}})
+    run.run_to_end()
+
+    assert sorted(run.losses()) == [1, 2, 3, 4]
+    for iteration in (2, 4):
+        saved = run.save / f"iter_{iteration:07}"
+        assert f"vocab_size: {rows}" in (saved / "run_config.yaml").read_text()
+        assert _tensors(saved)["embedding.word_embeddings.weight"][0] == rows
+
+
 @pytest.mark.parametrize("recipe", ["deepseek-v2-lite", "step3.5-196b-a11b"])
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     recipe: str, tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess

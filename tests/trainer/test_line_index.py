@@ -53,15 +53,20 @@ def test_bridge_takes_the_ends_that_a_job_has_written(
     assert REPORTED not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("state", ["nothing", "of a shorter file"])
+@pytest.mark.parametrize("state", ["nothing", "of a shorter file", "of other lines", "empty"])
 def test_rank_0_reports_that_it_looks_for_ends_which_no_job_has_written(
     state: str, utils: Any, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if state != "nothing":
-        whole = path.read_text()
+    whole = path.read_text()
+    if state == "of a shorter file":
         path.write_text(whole[:-9])
+    if state == "of other lines":
+        path.write_text('{}\n{"a": "é"}\n{"b": 1}\n')
+    if state == "empty":
+        Path(f"{path}{line_index.SUFFIX}").touch()
+    elif state != "nothing":
         write_ends(path)
-        path.write_text(whole)
+    path.write_text(whole)
     utils.build_index_files([str(path)], NEWLINE, workers=1, index_mapping_dir=str(tmp_path / "index"))
     (written,) = (tmp_path / "index").rglob("*.npy")
     assert np.array_equal(np.load(written), utils.build_index_from_memdata(str(path), NEWLINE))

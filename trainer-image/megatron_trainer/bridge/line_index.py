@@ -4,6 +4,7 @@ Megatron-Bridge 0.6.2 has rank 0 look for the ends of lines in the whole file at
 others wait (`build_index_files`).
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ import numpy as np
 SUFFIX: Final = ".lines.npy"
 _NEWLINE: Final = ord("\n")
 _BLOCK: Final = 8 << 20
+_COMPARED: Final = 4096
+"""Ends of a file that are compared with it, each the read of a page."""
 
 type Ends = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def find_ends(path: Path) -> Ends:
-    """Return the places of the ends of lines in a file. Memory: 8 bytes for each, and a block."""
+    """Return the places of the ends of lines in a file. Memory: 16 bytes for each, and a block."""
     found, at = [np.empty(0, dtype=np.int64)], 0
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
@@ -33,10 +36,19 @@ def read_ends(path: Path) -> Ends | None:
     try:
         ends: Ends = np.load(f"{path}{SUFFIX}", allow_pickle=False)
         size = path.stat().st_size
-    except (OSError, ValueError):
+    except (EOFError, OSError, ValueError):
         return None
     fits = ends.ndim == 1 and ends.dtype == np.int64 and len(ends) > 0 and int(ends[-1]) + 1 == size
-    return ends if fits else None
+    return ends if fits and _are_newlines(path, ends) else None
+
+
+def _are_newlines(path: Path, ends: Ends) -> bool:
+    """Whether lines end at some of these places, in order: a file edited in place may have its old size."""
+    some = ends[np.linspace(0, len(ends) - 1, min(len(ends), _COMPARED), dtype=np.int64)]
+    if some[0] < 0 or np.any(np.diff(some) <= 0):
+        return False
+    text = np.memmap(path, dtype=np.uint8, mode="r")
+    return bool(np.all(text[some] == _NEWLINE))
 
 
 def install() -> None:
@@ -60,11 +72,13 @@ def install() -> None:
 
 def _prepared(build: Callable[[str, int], Any]) -> Callable[[str, int], Any]:
     def ends_of(path: str, newline: int) -> Any:
-        ends = read_ends(Path(path))
+        ends = read_ends(Path(path)) if newline == _NEWLINE else None
         if ends is not None:
             return ends
         started = time.monotonic()
         found = build(path, newline)
+        if os.environ.get("RANK", "0") != "0":  # the first of another node, which has folders of its own
+            return found
         print(
             f"rank 0 has looked for the ends of {len(found):,} lines of {path} for"
             f" {time.monotonic() - started:.1f} s, while the others waited: no Job had written them",

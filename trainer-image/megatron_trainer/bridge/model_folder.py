@@ -3,6 +3,7 @@
 Megatron-Bridge only logs what a checkpoint lacks, so layers that are not in it would stay random.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +56,7 @@ def follow(model: Any, folder: Path, *, rows_differ: bool = False) -> None:
         f"{name} {getattr(of_folder, name, None)!r} instead of {getattr(model, name)!r}"
         for name in sizes
         if not (rows_differ and name == "vocab_size")
-        and getattr(model, name) != getattr(of_folder, name, None)
+        and not _equal(getattr(model, name), getattr(of_folder, name, None))
     ]
     if differing:
         raise RankError(
@@ -63,6 +64,15 @@ def follow(model: Any, folder: Path, *, rows_differ: bool = False) -> None:
             f"{folder}/config.json is of another model than the recipe's: {', '.join(differing)}; name the "
             "recipe of this model, or the folder of the recipe's model",
         )
+
+
+def _equal(own: Any, other: Any) -> bool:
+    """Whether two settings are the same, with a list for a tuple and floats of any precision."""
+    if isinstance(own, float) and isinstance(other, int | float):
+        return math.isclose(own, other, rel_tol=1e-6)
+    if isinstance(own, list | tuple) and isinstance(other, list | tuple):
+        return len(own) == len(other) and all(map(_equal, own, other))
+    return bool(own == other)
 
 
 def vocabulary(folder: Path) -> int:

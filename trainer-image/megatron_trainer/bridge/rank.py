@@ -76,10 +76,11 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
 def _configure(argv: Sequence[str], start: Start) -> Any:
     run = bridge_flags.parse(argv)
     config, weights = configuration.make(run, start)
-    if weights is None and start.resume_from is not None and vocabulary.OF_TOKENIZER in run.overrides:
-        own = selection.directory(Path(config.checkpoint.save), start.resume_from)
-        vocabulary.keep(config, own, pretrains=True)
-    if configuration.pretrains(run):
+    if configuration.pretrains(run) and not diffusion.is_diffusion(config):
+        if weights is None and start.resume_from is not None:
+            # As its checkpoints have it: an export that was added or removed since would change it.
+            own = selection.directory(Path(config.checkpoint.save), start.resume_from)
+            vocabulary.keep(config, own, pretrains=True)
         vocabulary.fit(config, run.overrides.get(MODEL_FOLDER))
     if weights is not None and start.resume_from is None:
         _start_from(weights, config)

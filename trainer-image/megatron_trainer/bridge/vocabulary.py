@@ -1,5 +1,6 @@
 """Rows of a model's vocabulary: those of its weights, of the folder of the model, or of the tokenizer."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,9 @@ from megatron_trainer.worker.failures import RankError
 
 OF_TOKENIZER: Final = "tokenizer.use_tokenizer_vocab_size"
 """Whether the model gets as many rows as the tokenizer has tokens, padded for its ranks."""
+
+_MULTIPLE: Final = 128
+"""Rows are added up to a multiple of it, as Megatron does, so that a later layout can divide them too."""
 
 
 def keep(config: Any, checkpoint: Path, *, pretrains: bool) -> None:
@@ -70,6 +74,7 @@ def fit(config: Any, folder: object) -> None:
                 f"{tokenizer} has {tokens} tokens, and the model {rows}; name the tokenizer that its weights "
                 "were trained with (data.tokenizer)",
             )
-        return -(-tokens // ranks) * ranks, False
+        multiple = math.lcm(_MULTIPLE, ranks)
+        return -(-tokens // multiple) * multiple, False
 
     setup._validate_and_set_vocab_size = fitted

@@ -39,8 +39,13 @@ class LeftOutStates:
 
     def follow_schedule(self, schedule: Any) -> None:
         """After a load without the optimizer: set its rates to the checkpoint's place in the schedule."""
-        if self._schedule is not None:
-            schedule.load_state_dict(self._schedule)
+        if self._schedule is None:
+            print(
+                "the checkpoint has no place in the schedule of the learning rate, which begins again",
+                flush=True,
+            )
+            return
+        schedule.load_state_dict(self._schedule)
 
 
 @contextlib.contextmanager

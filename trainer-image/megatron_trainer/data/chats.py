@@ -6,6 +6,7 @@ its chats is for training, the next for validation. The folder of several source
 the weights by which the run reads them (bridge/sample_blend.py).
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -252,14 +253,23 @@ def _concatenate(datasets: Sequence[Dataset], made: Path, files: Sequence[Part])
 
 
 def _write_line_ends(made: Path) -> None:
-    """Write where the lines of the files end, unless a folder that was prepared before has it."""
+    """Write where the lines of the files end, unless a folder that was prepared before has it.
+
+    Rank 0 finds them where they cannot be written, as in a folder of another user.
+    """
     for path in (made / name for name in FILES):
-        if path.stat().st_size and line_index.read_ends(path) is None:
-            part = shards.temporary(path.with_name(path.name + line_index.SUFFIX))
+        if not path.stat().st_size or line_index.read_ends(path) is not None:
+            continue
+        part = shards.temporary(path.with_name(path.name + line_index.SUFFIX))
+        try:
             with part.open("wb") as stream:
                 np.save(stream, line_index.find_ends(path), allow_pickle=False)
                 shards.flush(stream)
             part.replace(path.with_name(path.name + line_index.SUFFIX))
+        except OSError as error:
+            log(f"the places where the lines of {path} end are not written: {error}")
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 def _link(root: Path, made: Path) -> None:

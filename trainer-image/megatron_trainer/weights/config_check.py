@@ -53,6 +53,7 @@ _RADIO: Final[Settings] = {
     **{"patch_size": 16, "max_resolution": 2048, "max_img_size": 2048, "layer_norm_eps": 1e-6},
     **{"hidden_act": "gelu", "use_swiglu_ffn": False, "qkv_bias": True},
 }
+_LATENT_YARN: Final[Settings] = {"attention_factor": None, "truncate": True}
 _MINISTRAL3: Final[Settings] = {
     "factor": 16.0,
     "original_max_position_embeddings": 16384,
@@ -65,8 +66,8 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "LlamaForCausalLM": {"default": {}, "llama3": _LLAMA},
     "DeciLMForCausalLM": {"default": {}, "llama3": _LLAMA},
     "GptOssForCausalLM": {"yarn": _GPT_OSS},
-    "DeepseekV2ForCausalLM": {"default": {}, "yarn": {}},
-    "DeepseekV3ForCausalLM": {"default": {}, "yarn": {}},
+    "DeepseekV2ForCausalLM": {"default": {}, "yarn": _LATENT_YARN},
+    "DeepseekV3ForCausalLM": {"default": {}, "yarn": _LATENT_YARN},
     "DeepseekV4ForCausalLM": {"default": {}, "yarn": {"attention_factor": 1.0, "truncate": True}},
     "Exaone4ForCausalLM": {"default": {}, "llama3": _LLAMA},
     "Qwen2_5_VLForConditionalGeneration": {"default": _QWEN_VL, "mrope": _QWEN_VL},
@@ -81,7 +82,7 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Glm4vMoeForConditionalGeneration": {"default": _GLM},
     "Exaone4_5_ForConditionalGeneration": {"default": {}, "llama3": _LLAMA},
     "MiniMaxM3SparseForConditionalGeneration": {"default": {}},
-    "KimiK25ForConditionalGeneration": {"default": {}, "yarn": {}},
+    "KimiK25ForConditionalGeneration": {"default": {}, "yarn": _LATENT_YARN},
     "Step3p5ForCausalLM": {"default": {}, "llama3": {}},
     "Step3p7ForConditionalGeneration": {"default": {}, "llama3": {}},
 }
@@ -94,6 +95,11 @@ _STEP: Final[Settings] = {
 }
 _FIXED: Final[Mapping[str, Settings]] = {
     "DeciLMForCausalLM": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "DeepseekV3ForCausalLM": {
+        **{"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False},
+        **{"norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        "rope_interleave": True,
+    },
     "DeepseekV4ForCausalLM": {
         **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False},
         **{"scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "num_key_value_heads": 1},
@@ -126,7 +132,7 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
     "GemmaForCausalLM": {
         **{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
-        **{"attention_bias": False, "tie_word_embeddings": True},
+        **{"attention_bias": False, "tie_word_embeddings": True, "use_bidirectional_attention": False},
     },
     "Gemma2ForCausalLM": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     "Gemma3ForCausalLM": _GEMMA3,
@@ -279,6 +285,17 @@ def _of_one_kind(rope: Settings, known: Mapping[str, Settings]) -> Iterator[str]
     for name, value in known[kind].items():
         if rope.get(name, value) != value:
             yield f"{name} {rope[name]!r} of rope_type {kind!r}, which is {value} there"
+    if known[kind] is _LATENT_YARN:
+        yield from _scales(rope)
+
+
+def _scales(rope: Settings) -> Iterator[str]:
+    """Scales of YaRN that transformers reads only together, and Megatron each by itself."""
+    scale, of_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    if of_all and not scale:
+        yield f"mscale_all_dim {of_all!r} without mscale"
+    if scale and scale != 1 and not of_all:
+        yield f"mscale {scale!r} without mscale_all_dim"
 
 
 def _others(folder: HuggingFaceFolder) -> Iterator[str]:
@@ -395,7 +412,7 @@ def _groups(folder: HuggingFaceFolder) -> Iterator[str]:
     summed = taken // chosen
     method = f" of topk_method {text['topk_method']!r}" if "topk_method" in text else ""
     found = f"n_group {groups}, topk_group {chosen} and num_experts_per_tok {taken}{method}"
-    if groups == 1:
+    if chosen >= groups:
         return
     if folder.architecture == "DeepseekV2ForCausalLM":
         if text.get("topk_method", "greedy") == "greedy":

@@ -146,7 +146,6 @@ def import_bridge() -> None:
         module.install()
     deepseek_v4.install()
     predecessors.install()
-    mixtures.install()
     qwen3_omni.install()
     step.install()
     llama_nemotron.install()

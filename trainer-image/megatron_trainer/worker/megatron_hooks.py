@@ -325,7 +325,7 @@ class MegatronHooks:
             settled=self._steps > _warm_up_steps(),
             waitSeconds=waited,
             stage=mpu.get_pipeline_model_parallel_rank(),
-            reservedBytes=torch.cuda.max_memory_reserved() or None,
+            reservedBytes=_reserved_bytes(),
         )
         if value is not None:
             self._check_loss(value)
@@ -375,6 +375,14 @@ class MegatronHooks:
             "tflopsPerGpu": flops / (seconds * 1e12 * args.world_size),
             "consumedSamples": args.consumed_train_samples + batch,
         }
+
+
+def _reserved_bytes() -> int | None:
+    """The most that PyTorch has reserved on this rank; None on CPUs, or if its allocator does not count."""
+    try:
+        return torch.cuda.max_memory_reserved() or None
+    except RuntimeError:
+        return None
 
 
 def _warm_up_steps() -> int:
