@@ -16,6 +16,7 @@ from megatron_operator.api.platform import (
     VOLCANO,
     AcceleratorProfile,
     CpuJobs,
+    Maintenance,
     PlatformConfig,
     Toleration,
     TopologyDomain,
@@ -55,16 +56,21 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
     errors += _hub_errors(platform, at)
     if platform.cpu_jobs is not None:
         errors += _cpu_job_errors(platform.cpu_jobs, f"{at}.cpuJobs")
-    maintenance = platform.maintenance
-    if "lead_time" in maintenance.model_fields_set and not maintenance.start_times:
-        message = f"{maintenance.lead_time} has no effect without startTimes"
-        errors.append(FieldError(f"{at}.maintenance.leadTime", message, "set startTimes, or leave it out"))
+    errors += _maintenance_errors(platform.maintenance, f"{at}.maintenance")
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
         field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
         errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))
     if errors:
         raise InvalidRecipeError(errors)
     return platform
+
+
+def _maintenance_errors(maintenance: Maintenance, at: str) -> Iterator[FieldError]:
+    for index, key in enumerate(maintenance.start_times):
+        yield from _form_errors(NODE_LABEL, key, f"{at}.startTimes[{index}]")
+    if "lead_time" in maintenance.model_fields_set and not maintenance.start_times:
+        message = f"{maintenance.lead_time} has no effect without startTimes"
+        yield FieldError(f"{at}.leadTime", message, "set startTimes, or leave it out")
 
 
 def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:

@@ -247,3 +247,15 @@ def test_a_lead_time_without_start_times_is_refused() -> None:
         "600 has no effect without startTimes",
     )
     assert error.fix == "set startTimes, or leave it out"
+
+
+@pytest.mark.parametrize("key", ["bad key!", "", "/start", "example.com/"])
+def test_a_start_time_that_no_label_or_annotation_can_have_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_platform({"maintenance": {"startTimes": ["example.com/start", key]}}, "platform")
+    [error] = caught.value.errors
+    assert (error.field, error.message) == (
+        "platform.maintenance.startTimes[1]",
+        f"invalid label key {key!r}",
+    )
+    assert error.fix == "use for example example.com/zone"
