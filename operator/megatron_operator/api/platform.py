@@ -220,7 +220,8 @@ class Maintenance(ApiModel):
         default_factory=lambda: list(MAINTENANCE_START_TIMES)
     )
     """Keys of node labels and annotations with the time at which maintenance starts, in seconds since 1970 or
-    RFC 3339: they announce it too. A run stays until `leadTime` before it. The default is that of GKE."""
+    RFC 3339 with a zone: they announce it too, until a day after it. A run stays until `leadTime` before it.
+    The default is that of GKE; an empty list turns it off."""
     lead_time: Seconds = 900
     """Seconds before the start at which a run moves, and the grace period of its pods before that."""
     device_taints: bool = True

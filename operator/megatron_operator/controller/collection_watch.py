@@ -41,8 +41,10 @@ class CollectionWatch[Kept](ABC):
         self._version = ""
         self._heard = 0.0
         """Monotonic seconds of the last list or event."""
-        self._outdated = False
-        """Whether other parts are to be kept than those of the last list."""
+        self._selection = 0
+        """Number of changes of which parts are to be kept."""
+        self._listed_selection = 0
+        """Its value when the last list began."""
         self._shared: dict[Any, Any] = {}
         """Parts that are equal in many objects, since the last list."""
 
@@ -63,21 +65,20 @@ class CollectionWatch[Kept](ABC):
         silent = time.monotonic() - self._heard >= LONGEST_SILENCE
         return self._kept is not None and bool(self._version) and not silent
 
-    @property
-    def outdated(self) -> bool:
-        """Whether all objects are about to be listed again."""
-        return self._outdated
-
     def list_again(self) -> None:
         """Read all objects again, at the next event or bookmark: other parts are to be kept."""
-        self._outdated = True
+        self._selection += 1
+
+    def _is_outdated(self) -> bool:
+        """Whether other parts are to be kept than those of the last list."""
+        return self._listed_selection != self._selection
 
     async def run(self) -> None:
         """Watch for as long as the operator acts, or until an optional resource is no longer served."""
         pause, plural = PAUSE, self._resource.plural
         while True:
             try:
-                if not self._version or self._outdated:
+                if not self._version or self._is_outdated():
                     await self.refresh()
                 await self.follow()
                 pause = PAUSE
@@ -103,13 +104,15 @@ class CollectionWatch[Kept](ABC):
     async def refresh(self) -> None:
         """Read all objects. Raises ApiError."""
         found: dict[str, Kept] = {}
-        version, began = "", time.monotonic()
-        self._outdated, self._shared = False, {}
+        version, began, selection = "", time.monotonic(), self._selection
+        self._shared = {}
         async for first, page in self._api.versioned_pages(self._resource, None):
             version = version or first
             for obj in page:
                 found[obj["metadata"]["name"]] = self._keep(obj)
         before, self._kept, self._version, self._heard = self._kept or {}, found, version, began
+        # A list that fails, or during which still other parts were asked for, is repeated.
+        self._listed_selection = selection
         names = {name for name in before.keys() | found if before.get(name) != found.get(name)}
         self._changed({name: before.get(name) for name in names})
 
@@ -117,7 +120,7 @@ class CollectionWatch[Kept](ABC):
         """Follow changes until the request ends. Raises ApiError, OSError, aiohttp.ClientError."""
         async for event in self._api.watch(self._resource, self._version, DURATION):
             self.handle(event)
-            if self._outdated:
+            if self._is_outdated():
                 return
 
     def handle(self, event: Object) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from megatron_operator import catalog
 from megatron_operator.api import platform_validation, yaml_documents
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
-from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.platform import Maintenance, PlatformConfig
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
 from megatron_operator.controller.api_client import CONFIG_MAPS, PRIORITY_CLASSES, ApiClient, ApiError
@@ -91,6 +91,15 @@ class ConfigSource:
             raise self._config
         assert self._config is not None, "a refresh sets the configuration"
         return self._config
+
+    async def maintenance(self) -> Maintenance:
+        """What announces maintenance; the default while the platform file is invalid. Raises ApiError."""
+        try:
+            return (await self.read(age=RECENT)).platform.maintenance
+        except PriorityClassError as error:
+            return error.platform.maintenance
+        except InvalidRecipeError:
+            return Maintenance()
 
     async def refresh(self, since: float = 0.0, age: float = FRESH) -> None:
         """Read again when the cached configuration is older than `age` or `since`. Raises ApiError.

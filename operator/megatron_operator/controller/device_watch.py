@@ -9,11 +9,10 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
-from megatron_operator.api.errors import InvalidRecipeError, described
-from megatron_operator.api.platform import Maintenance
+from megatron_operator.api.errors import described
 from megatron_operator.controller.api_client import ApiClient, Resource
 from megatron_operator.controller.collection_watch import CollectionWatch
-from megatron_operator.controller.config_source import RECENT, ConfigSource, PriorityClassError
+from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.lifecycle.device_snapshot import DeviceSnapshot
 from megatron_operator.lifecycle.device_taints import (
     DeviceId,
@@ -170,7 +169,7 @@ class DeviceWatch:
 
         Raises ApiError.
         """
-        if not await self._wanted():
+        if not (await self._config.maintenance()).device_taints:
             await self._stop()
         else:
             served = await self._api.served(GROUP)
@@ -194,15 +193,6 @@ class DeviceWatch:
             return
         self._rules = self._rules or _RuleWatch(self._api, self._changed)
         self._watch(RULES, self._rules.run_with(version))
-
-    async def _wanted(self) -> bool:
-        try:
-            maintenance = (await self._config.read(age=RECENT)).platform.maintenance
-        except PriorityClassError as error:
-            maintenance = error.platform.maintenance
-        except InvalidRecipeError:
-            maintenance = Maintenance()
-        return maintenance.device_taints
 
     def _ended(self, plural: str) -> bool:
         return plural not in self._tasks or self._tasks[plural].done()

@@ -107,7 +107,7 @@ class Operator:
             asyncio.create_task(self._work(), name="caches"),
             asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
             asyncio.create_task(policies.run(), name="network-policies"),
-            *([] if watch is None else [asyncio.create_task(watch.run(), name="nodes")]),
+            *([] if watch is None else [asyncio.create_task(self._watch_nodes(watch), name="nodes")]),
             *([] if device_watch is None else [asyncio.create_task(device_watch.run(), name="devices")]),
             *([] if settings.watch_namespaces else [asyncio.create_task(checker.run(), name="node-checks")]),
             asyncio.create_task(self.usage.run(), name="usage"),
@@ -115,6 +115,14 @@ class Operator:
         ]
         for task in self._tasks:
             task.add_done_callback(log_end)
+
+    async def _watch_nodes(self, watch: NodeWatch) -> None:
+        """Watch nodes; their first list has what the platform names, so that it is not repeated."""
+        try:
+            watch.follow_start_times((await self.config.maintenance()).start_times)
+        except Exception as error:  # The first reconcile reads the platform again.
+            log.warning("cannot read platform and catalog: %s", described(error))
+        await watch.run()
 
     async def _work(self) -> None:
         """Start the workers once the caches are filled, and compare the caches with lists from then on."""

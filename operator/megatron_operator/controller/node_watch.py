@@ -5,8 +5,11 @@ its nodes, a disturbed one only for nodes that may have lost their kubelet, and 
 reconcile.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
+from megatron_operator.api.errors import shown
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import NODES, ApiClient
 from megatron_operator.controller.collection_watch import CollectionWatch
@@ -17,10 +20,16 @@ from megatron_operator.lifecycle.node_state import (
     Taint,
     node_state,
     start_times,
+    unreadable_start_times,
     with_signs,
 )
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
+
+log = logging.getLogger(__name__)
+
+MOST_LOGGED: Final = 100
+"""Labels and annotations of nodes whose values are logged because they are no times."""
 
 
 class NodeWatch(CollectionWatch[NodeStatus]):
@@ -31,11 +40,13 @@ class NodeWatch(CollectionWatch[NodeStatus]):
         self._notify = notify
         self._runs: dict[RecipeKey, frozenset[str]] = {}
         self._start_times = frozenset(Maintenance().start_times)
+        self._logged = set[tuple[str, str]]()
 
     def follow_start_times(self, keys: Collection[str]) -> None:
         """Keep these labels and annotations of nodes; for others than before, all nodes are listed again."""
         if self._start_times != frozenset(keys):
             self._start_times = frozenset(keys)
+            self._logged.clear()
             self.list_again()
 
     def of(self, run: RecipeKey, names: Collection[str]) -> dict[str, NodeStatus] | None:
@@ -61,11 +72,14 @@ class NodeWatch(CollectionWatch[NodeStatus]):
         """Notify the run no longer."""
         self._runs.pop(run, None)
 
-    def announcing(self, rules: Maintenance, now: float) -> dict[str, str]:
-        """Nodes that announce maintenance by these rules, now or soon, and what announces it."""
+    def announcing(self, rules: Maintenance, now: float, grace: float = 0.0) -> dict[str, str]:
+        """Nodes that announce maintenance by these rules, now or soon, and what announces it.
+
+        `grace`: seconds in which the pods of the run that asks save a checkpoint and end.
+        """
         nodes = self._kept or {}
         signs = {
-            node: maintenance_sign(node, rules) if is_near(node, rules, now) else None
+            node: maintenance_sign(node, rules, now) if is_near(node, rules, now, grace) else None
             for node in set(nodes.values())
         }
         return {name: sign for name, node in nodes.items() if (sign := signs[node]) is not None}
@@ -83,8 +97,18 @@ class NodeWatch(CollectionWatch[NodeStatus]):
         """The node's state, conditions and taints; not since when, so that healthy nodes are equal."""
         starts = start_times(obj, self._start_times)
         status = with_signs(NodeStatus(node_state(obj), starts=starts), obj)
+        self._log_unreadable(obj)
         shared: NodeStatus = self._shared.setdefault(status, status)
         return shared
+
+    def _log_unreadable(self, obj: Object) -> None:
+        """Log the values that are no times, once for each node and key."""
+        name = obj["metadata"]["name"]
+        for sign, value in unreadable_start_times(obj, self._start_times).items():
+            if (name, sign) not in self._logged and len(self._logged) < MOST_LOGGED:
+                self._logged.add((name, sign))
+                text = "node %s: %s is %s, which is no time: use seconds since 1970, or RFC 3339 with a zone"
+                log.warning(text, name, sign, shown(value))
 
     def _changed(self, before: Mapping[str, NodeStatus | None]) -> None:
         for run, nodes in list(self._runs.items()):

@@ -121,7 +121,8 @@ class RoomFinder:
         Raises ApiError where claims are to be read and cannot be.
         """
         assert self._watch is not None, "the caller asks `concerns` first"
-        announcing, moves = self._watch.announcing(rules, status.now), self._moves.decided
+        announcing = self._watch.announcing(rules, status.now, snapshot.longest_grace)
+        moves = self._moves.decided
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fits: Mapping[str, int] = await asyncio.to_thread(fitting_pods, cluster, template, own)

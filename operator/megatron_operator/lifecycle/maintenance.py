@@ -2,8 +2,9 @@
 
 A node announces it by a condition or taint of `platform.maintenance`, by a label or annotation with the time
 at which it starts, or a device that the run uses by a taint of its own. Where only the start is known, or a
-condition has one beside it, the run trains on until it has just the time to save. For each announcement a run
-moves at most once, and only if all of its pods have room on nodes without one; otherwise it trains on.
+condition has a near one beside it, the run trains on until it has just the time to save. For each
+announcement a run moves at most once, and only if all of its pods have room on nodes without one; otherwise
+it trains on.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +16,7 @@ from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.device_taints import one_text
 from megatron_operator.lifecycle.node_health import HOUR, cap, node_sign
-from megatron_operator.lifecycle.node_state import NodeStatus, node_of
+from megatron_operator.lifecycle.node_state import NodeStatus, StartTime, node_of
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.observation import MaintenanceMove, Room
 from megatron_operator.lifecycle.status_size import MAX_NODES
@@ -23,34 +24,59 @@ from megatron_operator.lifecycle.status_size import MAX_NODES
 KIND: Final = "maintenance"
 """Kind of the incident of a move."""
 NEAR: Final = 86_400.0
-"""Seconds before its start from which on a node takes no run that moves; with a later one it does."""
+"""Seconds that a run which moves to a node could at least stay there."""
+STALE: Final = 86_400.0
+"""Seconds after its start from which on it announces nothing: who set it may never remove it."""
 NAMED: Final = 3
 """Nodes that the cause of a move names."""
 
 
-def maintenance_sign(node: NodeStatus, rules: Maintenance) -> str | None:
+def maintenance_sign(node: NodeStatus, rules: Maintenance, now: float) -> str | None:
     """What announces maintenance of a node or its devices; None if nothing does."""
     found = node_sign(node, rules.conditions, rules.taints)
     if found is not None:
         return found[1]
     if node.devices and rules.device_taints:
         return one_text(node.devices)
-    return min(node.starts).sign if node.starts else None
+    first = _first_start(node, now)
+    return None if first is None else first.sign
 
 
-def maintenance_start(node: NodeStatus, rules: Maintenance) -> float | None:
+def maintenance_start(node: NodeStatus, rules: Maintenance, now: float, grace: float = 0.0) -> float | None:
     """When maintenance of the node starts, seconds since the epoch; None: now, or not known.
 
-    A taint is set when the node, or the device, is about to go, whenever its maintenance was to start.
+    A taint is set when the node, or the device, is about to go, whenever its maintenance was to start. A
+    condition may be set minutes before, so that it belongs to no start that is far away.
     """
+    first = _first_start(node, now)
     tainted = node_sign(node, (), rules.taints) is not None or (node.devices and rules.device_taints)
-    return None if tainted or not node.starts else min(node.starts).time
+    if first is None or tainted:
+        return None
+    far = not _is_near(first.time, rules, now, grace)
+    return None if far and node_sign(node, rules.conditions, ()) is not None else first.time
 
 
-def is_near(node: NodeStatus, rules: Maintenance, now: float) -> bool:
-    """Whether the node takes no run that moves, because it has to leave again soon."""
-    start = maintenance_start(node, rules)
-    return start is None or start - now < NEAR
+def is_near(node: NodeStatus, rules: Maintenance, now: float, grace: float = 0.0) -> bool:
+    """Whether the node takes no run that moves, because it would have to leave again soon.
+
+    `grace`: seconds in which the run's pods save a checkpoint and end.
+    """
+    start = maintenance_start(node, rules, now, grace)
+    return start is None or _is_near(start, rules, now, grace)
+
+
+def _is_near(start: float, rules: Maintenance, now: float, grace: float) -> bool:
+    return _departure(start, rules, grace) - now < NEAR
+
+
+def _departure(start: float, rules: Maintenance, grace: float) -> float:
+    """When a run is to leave a node whose maintenance starts then."""
+    return start - grace - rules.lead_time
+
+
+def _first_start(node: NodeStatus, now: float) -> StartTime | None:
+    """The first start that is not long past."""
+    return min((each for each in node.starts if now - each.time < STALE), default=None)
 
 
 def judge_maintenance(
@@ -78,19 +104,25 @@ def judge_maintenance(
         {*placed, *recovery.maintenance}, key=lambda each: (each not in recovery.maintenance, each)
     ):
         known, node = recovery.maintenance.get(name), nodes.get(name)
-        sign = None if node is None else maintenance_sign(node, rules)
+        sign = None if node is None else maintenance_sign(node, rules, now)
         if node is None or sign is None or len(entries) >= MAX_NODES:
             continue
-        start = maintenance_start(node, rules)
+        start = maintenance_start(node, rules, now, grace)
+        new = NodeMaintenance(
+            sign=sign,
+            time=timestamp(now),
+            starts_at=None if start is None else timestamp(start),
+            leave_at=None if start is None else timestamp(_departure(start, rules, grace)),
+        )
         if known is not None and known.avoided_at is not None:
-            entries[name] = known
-        elif name in placed:
-            new = NodeMaintenance(
-                sign=sign,
-                time=timestamp(now),
-                starts_at=None if start is None else timestamp(start),
-                leave_at=None if start is None else timestamp(start - grace - rules.lead_time),
-            )
+            if start is None or new.starts_at == known.starts_at:
+                entries[name] = known
+                continue
+            if _is_near(start, rules, now, grace):
+                entries[name] = _updated(known, new)
+                continue
+            known = None  # What the run left the node for is over, and this is another announcement.
+        if name in placed:
             entries[name] = new if known is None else _updated(known, new)
     return (
         recovery if entries == recovery.maintenance else recovery.model_copy(update={"maintenance": entries})
@@ -101,7 +133,12 @@ def _updated(known: NodeMaintenance, new: NodeMaintenance) -> NodeMaintenance:
     """The entry, with another time where that has changed, and what announces it then."""
     if (known.starts_at, known.leave_at) == (new.starts_at, new.leave_at):
         return known
-    changed = {"sign": new.sign, "starts_at": new.starts_at, "leave_at": new.leave_at}
+    changed = {
+        "sign": new.sign,
+        "starts_at": new.starts_at,
+        "leave_at": new.leave_at,
+        "not_avoided": new.not_avoided,
+    }
     return known.model_copy(update=changed)
 
 

@@ -1,7 +1,7 @@
 """Whether a node's kubelet can still end the pods on it."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -24,6 +24,9 @@ BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 _EPOCH: Final = re.compile(r"[0-9]{9,11}")
+_RFC_3339: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})"
+)
 
 
 class NodeState(StrEnum):
@@ -91,21 +94,31 @@ def with_signs(status: NodeStatus, node: Mapping[str, Any]) -> NodeStatus:
 
 
 def start_times(node: Mapping[str, Any], keys: Collection[str]) -> frozenset[StartTime]:
-    """What the labels and annotations with these keys have; none for a value that is no time."""
-    found = set[StartTime]()
+    """What the labels and annotations with these keys have.
+
+    None for a value that is no time, or none after 1970, such as Go's zero time for one that is not set.
+    """
+    found = ((sign, _start_time(value)) for sign, value in _start_values(node, keys))
+    return frozenset(StartTime(time, sign) for sign, time in found if time is not None and time > 0)
+
+
+def unreadable_start_times(node: Mapping[str, Any], keys: Collection[str]) -> dict[str, str]:
+    """The values with these keys that are no time, by `node label KEY` or `node annotation KEY`."""
+    return {sign: value for sign, value in _start_values(node, keys) if _start_time(value) is None}
+
+
+def _start_values(node: Mapping[str, Any], keys: Collection[str]) -> Iterator[tuple[str, str]]:
     for kind in ("label", "annotation"):
         values = node["metadata"].get(f"{kind}s") or {}
-        for key in values.keys() & set(keys):
-            if (time := _start_time(str(values[key]))) is not None:
-                found.add(StartTime(time, f"node {kind} {key}"))
-    return frozenset(found)
+        for key in sorted(values.keys() & set(keys)):
+            yield f"node {kind} {key}", str(values[key])
 
 
 def _start_time(value: str) -> float | None:
-    """Seconds since 1970 of a value in these, or in RFC 3339."""
+    """Seconds since 1970 of a value in these, or in RFC 3339; None for another one."""
     if _EPOCH.fullmatch(value):
         return float(value)
-    return seconds(value) if "T" in value.upper() else None
+    return seconds(value.upper()) if _RFC_3339.fullmatch(value.upper()) else None
 
 
 def node_state(node: Mapping[str, Any]) -> NodeState:

@@ -67,7 +67,7 @@ def observe(
             avoided=frozenset(recovery.nodes_avoided),
             cleared=frozenset(recovery.nodes_avoided)
             - recovery.node_evidence.keys()
-            - recovery.maintenance.keys(),
+            - {name for name, each in recovery.maintenance.items() if each.avoided_at is not None},
         ),
         limits=limits,
         ended=snapshot.job_phase is not JobPhase.ACTIVE,
@@ -87,15 +87,8 @@ def judge_announcements(
     """Record which nodes of the run announce maintenance; none for a run that avoids no nodes."""
     nodes = snapshot.announcing if limits.avoid_after else dict[str, NodeStatus]()
     placed = snapshot.placed_on
-    recovery = judge_maintenance(status.recovery, nodes, placed, rules, status.now, _grace(snapshot))
+    recovery = judge_maintenance(status.recovery, nodes, placed, rules, status.now, snapshot.longest_grace)
     status.set(recovery=recovery)
-
-
-def _grace(snapshot: RunSnapshot) -> float:
-    """Seconds that the run's pods have to save a checkpoint and end: those of the one with the most."""
-    return max(
-        (float(pod["spec"].get("terminationGracePeriodSeconds") or 0.0) for pod in snapshot.pods), default=0.0
-    )
 
 
 def report_kept_nodes(status: StatusBuilder, observation: Observation) -> None:

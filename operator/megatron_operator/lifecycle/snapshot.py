@@ -125,6 +125,12 @@ class RunSnapshot:
         return all(gate["name"] != TOPOLOGY_GATE for gate in gates)
 
     @cached_property
+    def longest_grace(self) -> float:
+        """Seconds that the pods have to save a checkpoint and end: those of the one with the most."""
+        graces = (float(pod["spec"].get("terminationGracePeriodSeconds") or 0.0) for pod in self.pods)
+        return max(graces, default=0.0)
+
+    @cached_property
     def per_node(self) -> int:
         """Accelerators of one pod."""
         return self.backend.per_node(self.existing_job)

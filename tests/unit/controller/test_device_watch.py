@@ -10,6 +10,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import Maintenance, PlatformConfig
 from megatron_operator.controller import device_watch
 from megatron_operator.controller.api_client import ApiError, Resource
+from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.controller.device_watch import DeviceWatch
 from megatron_operator.lifecycle.device_taints import DeviceId
@@ -105,18 +106,18 @@ class Api:
         await turns()
 
 
-class Config:
+class Config(ConfigSource):
     """The platform file; `error` where it is invalid."""
 
     def __init__(self) -> None:
-        self.maintenance = Maintenance()
+        self.platform = PlatformConfig()
         self.error: Exception | None = None
 
-    async def read(self, age: float) -> Any:
-        assert age > 0
+    async def read(self, since: float = 0.0, age: float = 0.0) -> Any:
+        assert age > since == 0.0
         if self.error is not None:
             raise self.error
-        return SimpleNamespace(platform=PlatformConfig(maintenance=self.maintenance))
+        return SimpleNamespace(platform=self.platform)
 
 
 async def turns() -> None:
@@ -131,8 +132,7 @@ class Watching:
     def __init__(self, api: Api) -> None:
         client: Any = api
         self.config, self.notified = Config(), list[RecipeKey]()
-        config: Any = self.config
-        self.watch = DeviceWatch(client, config, self.notified.append)
+        self.watch = DeviceWatch(client, self.config, self.notified.append)
         self.reader = DeviceReader(client, self.watch)
 
     async def discover(self) -> "Watching":
@@ -157,13 +157,13 @@ async def test_a_cluster_without_the_api_is_only_asked_for_its_groups() -> None:
 async def test_a_platform_that_does_not_want_it_is_not_asked_and_may_change_its_mind() -> None:
     api = Api(EVERYTHING, slice_of("a", XID))
     watching = Watching(api)
-    watching.config.maintenance = Maintenance(device_taints=False)
+    watching.config.platform = PlatformConfig(maintenance=Maintenance(device_taints=False))
     await watching.discover()
     assert api.requests == []
-    watching.config.maintenance = Maintenance()
+    watching.config.platform = PlatformConfig()
     await watching.discover()
     assert watching.watch.tainted("a")
-    watching.config.maintenance = Maintenance(device_taints=False)
+    watching.config.platform = PlatformConfig(maintenance=Maintenance(device_taints=False))
     await watching.discover()
     assert not watching.watch.watches()
     assert watching.watch.tainted("a") == {}

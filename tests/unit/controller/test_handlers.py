@@ -11,7 +11,8 @@ from kopf._cogs.clients import fetching
 from kopf._cogs.structs.references import Resource
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller.api_client import PAGE
+from megatron_operator.api.platform import Maintenance
+from megatron_operator.controller.api_client import PAGE, ApiError
 from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.pod_end_cache import PodEndCache
@@ -85,6 +86,25 @@ def test_after_a_restart_edited_recipes_are_reconciled_before_those_whose_status
     for each in (known, edited):
         operator.recipe_event(each, gone=False)
     assert [patience for _, _, patience in operator.queue.added] == [NORMAL, URGENT]
+
+
+@pytest.mark.parametrize("error", [None, ApiError(503, "Unavailable", "not now")])
+async def test_the_watch_of_nodes_begins_with_the_keys_of_the_platform_and_without_it_all_the_same(
+    operator: Any, error: Exception | None
+) -> None:
+    done: list[Any] = []
+
+    async def maintenance() -> Maintenance:
+        if error is not None:
+            raise error
+        return Maintenance(start_times=["example.com/start"])
+
+    async def run() -> None:
+        done.append("runs")
+
+    operator.config = SimpleNamespace(maintenance=maintenance)
+    await operator._watch_nodes(SimpleNamespace(follow_start_times=done.append, run=run))
+    assert done == [*([] if error else [["example.com/start"]]), "runs"]
 
 
 @pytest.mark.parametrize(

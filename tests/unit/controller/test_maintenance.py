@@ -79,6 +79,33 @@ def test_a_run_stays_until_it_has_just_the_time_to_save_before_a_scheduled_start
     assert run.incidents[0]["lostIterations"] == 0
 
 
+def test_the_node_is_used_again_once_its_maintenance_is_scheduled_for_much_later(run: Run) -> None:
+    run.cluster.nodes["node-1"].maintenance_at = run.cluster.now + 600
+    run.until(recovered(run))
+    assert run.status["recovery"]["nodesAvoided"] == ["node-1"]
+    run.cluster.nodes["node-1"].maintenance_at = run.cluster.now + 30 * 86_400
+    run.until(lambda: not run.status["recovery"].get("nodesAvoided"))
+    assert not run.status["recovery"].get("maintenance")
+    pass_time(run, 60)
+    assert (nodes(run), len(run.incidents)) == ({"node-0", "node-2"}, 1)
+
+
+def test_a_run_stays_where_a_start_is_long_past(run: Run) -> None:
+    run.cluster.nodes["node-1"].maintenance_at = run.cluster.now - 2 * 86_400
+    pass_time(run, 60)
+    assert run.trains()
+    assert not run.incidents
+    run.cluster.nodes["node-2"].maintenance_at = run.cluster.now - 2 * 86_400
+    announce(run, "node-1")
+    run.until(lambda: nodes(run) == {"node-0", "node-2"})
+
+
+def test_a_condition_moves_a_run_whose_node_has_a_start_in_a_week(run: Run) -> None:
+    run.cluster.nodes["node-1"].maintenance_at = run.cluster.now + 7 * 86_400
+    announce(run, "node-1")
+    run.until(lambda: nodes(run) == {"node-0", "node-2"})
+
+
 def test_a_move_is_reported_and_its_time_has_cause_and_node(run: Run) -> None:
     announce(run, "node-1")
     run.until(lambda: run.condition("Recovering").get("reason") == "MovedForMaintenance")

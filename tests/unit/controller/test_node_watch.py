@@ -1,13 +1,13 @@
 """Nodes are listed once and then watched; what matters of them is kept, and only changes are reported."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
 import pytest
 from megatron_operator.api.platform import Maintenance
-from megatron_operator.controller import collection_watch
+from megatron_operator.controller import collection_watch, node_watch
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.node_state import Taint
@@ -186,24 +186,44 @@ def scheduled(name: str, version: int, key: str, value: str) -> dict[str, Any]:
     return found
 
 
-def test_a_scheduled_start_is_reported_and_announces_from_a_day_before() -> None:
+def test_a_scheduled_start_is_reported_and_announces_from_a_day_before_a_run_would_have_to_leave() -> None:
     watch, _, notified = watched([event("MODIFIED", scheduled("a", 6, START, "1733083200"))])
     assert notified == [RUN]
-    rules = Maintenance(taints=[])
-    assert watch.announcing(rules, 1733083200.0 - 86_400) == {}
-    assert watch.announcing(rules, 1733083200.0 - 86_399) == {"a": f"node label {START}"}
+    rules, near = Maintenance(taints=[], lead_time=600), 1733083200.0 - 86_400 - 600 - 300
+    assert watch.announcing(rules, near, 300.0) == {}
+    assert watch.announcing(rules, near + 1, 300.0) == {"a": f"node label {START}"}
+
+
+def test_a_value_that_is_no_time_is_logged_once_for_each_node_and_key(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    milliseconds = "1733083200000"
+    events = [event("MODIFIED", scheduled(name, 6, START, milliseconds)) for name in "aab"]
+    watched(events)
+    assert caplog.messages == [
+        f"node {name}: node label {START} is '{milliseconds}', which is no time: use seconds since 1970, or "
+        "RFC 3339 with a zone"
+        for name in "ab"
+    ]
+    caplog.clear()
+    monkeypatch.setattr(node_watch, "MOST_LOGGED", 1)
+    watched(events)
+    assert len(caplog.messages) == 1
 
 
 def test_all_nodes_are_listed_again_for_other_keys_of_start_times() -> None:
     key = "example.com/maintenance-start"
-    api, notified = Nodes([event("MODIFIED", node("b", 6))], []), list[RecipeKey]()
+    api = Nodes()
     client: Any = api
-    watch = NodeWatch(client, notified.append)
+    watch = NodeWatch(client, lambda _run: None)
 
     async def run() -> None:
         await watch.refresh()
         watch.follow_start_times(Maintenance().start_times)
-        assert not watch.outdated, "the default is followed from the beginning"
+        with pytest.raises(asyncio.CancelledError):
+            await watch.run()
+        assert api.lists == 1, "the default is followed from the beginning"
+        api.streams = [[event("MODIFIED", node("b", 6))], []]
         watch.follow_start_times([key])
         await watch.run()
 
@@ -212,3 +232,54 @@ def test_all_nodes_are_listed_again_for_other_keys_of_start_times() -> None:
     assert api.lists == 2
     watch.handle(event("MODIFIED", scheduled("a", 7, key, "1733083200")))
     assert watch.announcing(Maintenance(), 1733083200.0)["a"] == f"node label {key}"
+
+
+def test_the_first_list_has_the_keys_that_were_set_before_it() -> None:
+    api: Any = Nodes([event("MODIFIED", node("b", 6))])
+    watch = NodeWatch(api, lambda _run: None)
+    watch.follow_start_times(["example.com/maintenance-start"])
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watch.run())
+    assert api.lists == 1
+
+
+def test_a_list_for_other_keys_is_repeated_until_it_succeeds() -> None:
+    key, api = "example.com/maintenance-start", Failing(failures=2)
+    client: Any = api
+    watch = NodeWatch(client, lambda _run: None)
+    watch.follow_start_times([key])
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watch.run())
+    assert api.lists == 3
+    assert watch.announcing(Maintenance(), 1733083200.0)["d"] == f"node label {key}"
+
+
+def test_keys_that_are_set_during_a_list_cause_another_one() -> None:
+    key, api = "example.com/maintenance-start", Failing()
+    api.streams = [[event("MODIFIED", node("e", 6))]]
+    client: Any = api
+    watch = NodeWatch(client, lambda _run: None)
+    api.meanwhile = lambda: watch.follow_start_times([key])
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watch.run())
+    assert api.lists == 2
+    assert watch.announcing(Maintenance(), 1733083200.0)["d"] == f"node label {key}"
+
+
+class Failing(Nodes):
+    """Lists of nodes fail after their first page, so often; `meanwhile` is called after it."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__()
+        self.failures = failures
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def versioned_pages(
+        self, _resource: Any, _namespace: None
+    ) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+        self.lists += 1
+        yield "5", [scheduled("d", 5, "example.com/maintenance-start", "1733083200")]
+        self.meanwhile()
+        if self.lists <= self.failures:
+            raise aiohttp.ClientPayloadError("lost")
+        yield "", [node("e")]

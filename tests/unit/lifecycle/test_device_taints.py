@@ -153,5 +153,5 @@ def test_the_cause_of_an_eviction_names_what_evicts() -> None:
 
 def test_a_node_with_a_tainted_device_announces_maintenance_unless_the_platform_turns_that_off() -> None:
     node = NodeStatus(NodeState.READY, devices=frozenset({"device b", "device a", "device c"}))
-    assert maintenance_sign(node, Maintenance()) == "device a, and 2 more"
-    assert maintenance_sign(node, Maintenance(device_taints=False)) is None
+    assert maintenance_sign(node, Maintenance(), 0.0) == "device a, and 2 more"
+    assert maintenance_sign(node, Maintenance(device_taints=False), 0.0) is None

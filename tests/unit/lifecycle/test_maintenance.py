@@ -19,7 +19,13 @@ from megatron_operator.lifecycle.maintenance import (
     until_departure,
 )
 from megatron_operator.lifecycle.moves import LONGEST_MOVE, Moves
-from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, StartTime, start_times
+from megatron_operator.lifecycle.node_state import (
+    NodeState,
+    NodeStatus,
+    StartTime,
+    start_times,
+    unreadable_start_times,
+)
 from megatron_operator.lifecycle.observation import MaintenanceMove, Room
 from megatron_operator.lifecycle.recovery_policy import Move, Wait, decide
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -55,8 +61,8 @@ def test_a_node_announces_maintenance_by_the_conditions_and_taints_of_the_platfo
     conditions: set[str], taints: set[str], sign: str | None
 ) -> None:
     node = NodeStatus(NodeState.READY, conditions=frozenset(conditions), taints=frozenset(taints))
-    assert maintenance_sign(node, RULES) == sign
-    assert maintenance_sign(node, Maintenance(conditions=[], taints=[])) is None
+    assert maintenance_sign(node, RULES, NOW) == sign
+    assert maintenance_sign(node, Maintenance(conditions=[], taints=[]), NOW) is None
 
 
 GKE_START = "cloud.google.com/scheduled-maintenance-time"
@@ -76,8 +82,8 @@ def starting(at: float, **fields: Any) -> NodeStatus:
         ("annotation", GKE_START, "1733083200", 1_733_083_200.0),
         ("annotation", OWN_START, "2024-12-01T20:00:00Z", 1_733_083_200.0),
         ("annotation", OWN_START, "2024-12-01T21:00:00+01:00", 1_733_083_200.0),
-        ("annotation", OWN_START, "tomorrow", None),
-        ("annotation", OWN_START, "20241201", None),
+        ("annotation", OWN_START, "2024-12-01t20:00:00.5z", 1_733_083_200.5),
+        ("annotation", OWN_START, "2024-13-01T20:00:00Z", None),
         ("label", "example.com/other", "1733083200", None),
     ],
 )
@@ -89,24 +95,72 @@ def test_labels_and_annotations_of_the_platform_have_the_start_of_maintenance(
     assert found == (set() if start is None else {StartTime(start, f"node {kind} {key}")})
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "tomorrow",
+        "20241201",
+        "1733083200000",
+        "2024-W01-1T10",
+        "2024-12-01T20:00:00",
+        "2024-12-01 20:00:00Z",
+        "",
+    ],
+)
+def test_a_value_that_is_no_time_is_unreadable(value: str) -> None:
+    node = {"metadata": {"name": "a", "annotations": {OWN_START: value, GKE_START: "1733083200"}}}
+    assert unreadable_start_times(node, [GKE_START, OWN_START]) == {f"node annotation {OWN_START}": value}
+    assert {each.sign for each in start_times(node, [GKE_START, OWN_START])} == {
+        f"node annotation {GKE_START}"
+    }
+
+
+@pytest.mark.parametrize("value", ["0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "000000000"])
+def test_a_zero_time_announces_nothing_and_can_be_read(value: str) -> None:
+    node = {"metadata": {"name": "a", "annotations": {OWN_START: value}}}
+    assert start_times(node, [OWN_START]) == set()
+    assert unreadable_start_times(node, [OWN_START]) == {}
+
+
+def test_a_start_moves_runs_for_a_day_after_it_and_then_announces_nothing() -> None:
+    late, stale = starting(NOW - DAY + 1), starting(NOW - DAY)
+    assert maintenance_sign(late, RULES, NOW) == f"node label {GKE_START}"
+    assert to_leave(judged(RecoveryStatus(), {"a": late}, "a"), NOW) == {"a": f"node label {GKE_START}"}
+    assert maintenance_sign(stale, RULES, NOW) is None
+    assert judged(announced("a", avoided_at=timestamp(NOW)), {"a": stale}).maintenance == {}
+    both = NodeStatus(NodeState.READY, starts=stale.starts | starting(NOW + DAY).starts)
+    assert maintenance_start(both, RULES, NOW) == NOW + DAY
+
+
 def test_a_start_alone_announces_maintenance_and_the_first_of_several_counts() -> None:
     later = StartTime(NOW + 2 * DAY, f"node annotation {OWN_START}")
     node = NodeStatus(NodeState.READY, starts=frozenset({later, *starting(NOW + DAY).starts}))
-    assert (maintenance_sign(node, RULES), maintenance_start(node, RULES)) == (
+    assert (maintenance_sign(node, RULES, NOW), maintenance_start(node, RULES, NOW)) == (
         f"node label {GKE_START}",
         NOW + DAY,
     )
 
 
-def test_a_condition_waits_for_the_start_and_a_taint_does_not() -> None:
-    condition = starting(NOW + DAY, conditions=frozenset({"VMEventScheduled=True"}))
-    assert maintenance_sign(condition, RULES) == "node condition VMEventScheduled=True"
-    assert maintenance_start(condition, RULES) == NOW + DAY
+SCHEDULED = frozenset({"VMEventScheduled=True"})
+
+
+def test_a_condition_waits_for_a_near_start_and_a_taint_does_not() -> None:
+    condition = starting(NOW + DAY, conditions=SCHEDULED)
+    assert maintenance_sign(condition, RULES, NOW) == "node condition VMEventScheduled=True"
+    assert maintenance_start(condition, RULES, NOW) == NOW + DAY
     tainted = starting(NOW + DAY, taints=frozenset({GKE}))
-    assert maintenance_sign(tainted, RULES) == f"node taint {GKE}"
-    assert maintenance_start(tainted, RULES) is None
+    assert maintenance_sign(tainted, RULES, NOW) == f"node taint {GKE}"
+    assert maintenance_start(tainted, RULES, NOW) is None
     device = starting(NOW + DAY, devices=frozenset({"device a"}))
-    assert maintenance_start(device, RULES) is None
+    assert maintenance_start(device, RULES, NOW) is None
+
+
+def test_a_condition_moves_a_run_at_once_where_the_start_is_far_away() -> None:
+    node = starting(NOW + 7 * DAY, conditions=SCHEDULED)
+    assert is_near(node, RULES, NOW)
+    recovery = judged(RecoveryStatus(), {"a": node}, "a")
+    assert to_leave(recovery, NOW) == {"a": "node condition VMEventScheduled=True"}
+    assert recovery.maintenance["a"].starts_at is None
 
 
 def test_a_run_leaves_with_its_grace_period_and_the_lead_time_before_the_start() -> None:
@@ -132,10 +186,55 @@ def test_an_announcement_with_another_start_or_with_a_taint_replaces_the_first()
     assert to_leave(now, NOW) == {"a": f"node taint {GKE}"}
 
 
-def test_a_run_may_move_to_a_node_whose_maintenance_is_more_than_a_day_away() -> None:
-    assert is_near(starting(NOW + DAY - 1), RULES, NOW)
-    assert not is_near(starting(NOW + DAY), RULES, NOW)
-    assert is_near(LEAVES, RULES, NOW)
+def test_a_run_that_could_not_leave_and_gets_another_start_is_not_kept_by_anything() -> None:
+    start = {"starts_at": timestamp(NOW), "leave_at": timestamp(NOW - 900)}
+    kept = announced("a", not_avoided="no room", **start)
+    assert judged(kept, {"a": starting(NOW)}, "a") is kept
+    assert judged(kept, {"a": starting(NOW + DAY)}, "a").maintenance["a"].not_avoided is None
+
+
+@pytest.mark.parametrize("lead_time", [900, int(3 * DAY)])
+def test_a_run_may_move_to_a_node_that_it_has_to_leave_in_more_than_a_day(lead_time: int) -> None:
+    rules, start = Maintenance(lead_time=lead_time), NOW + DAY + lead_time + 300
+    assert is_near(starting(start - 1), rules, NOW, 300.0)
+    assert not is_near(starting(start), rules, NOW, 300.0)
+    assert is_near(LEAVES, rules, NOW)
+
+
+def left(start: float | None) -> RecoveryStatus:
+    """The status of a run that has left node a for a start then; None: for a taint."""
+    starts_at = None if start is None else timestamp(start)
+    return announced("a", starts_at=starts_at, avoided_at=timestamp(NOW))
+
+
+@pytest.mark.parametrize("start", [NOW, None])
+def test_a_node_that_was_left_is_used_again_once_its_maintenance_starts_much_later(
+    start: float | None,
+) -> None:
+    recovery = left(start).model_copy(update={"nodes_avoided": ["a"]})
+    assert judged(recovery, {"a": starting(NOW + 30 * DAY)}).maintenance == {}
+    assert judged(recovery, {"a": starting(NOW + 30 * DAY, taints=frozenset({GKE}))}) is recovery
+
+
+def test_a_run_that_is_back_on_a_node_leaves_it_again_for_maintenance_much_later() -> None:
+    recovery = judged(left(NOW), {"a": starting(NOW + 30 * DAY)}, "a")
+    entry = recovery.maintenance["a"]
+    assert (entry.avoided_at, entry.starts_at) == (None, timestamp(NOW + 30 * DAY))
+    assert to_leave(recovery, NOW + 30 * DAY)
+
+
+def test_a_node_that_was_left_stays_avoided_while_its_maintenance_is_near_or_starts_when_it_did() -> None:
+    recovery = left(NOW)
+    assert judged(recovery, {"a": starting(NOW)}) is recovery
+    postponed = judged(recovery, {"a": starting(NOW + DAY)}).maintenance["a"]
+    assert (postponed.avoided_at, postponed.starts_at) == (timestamp(NOW), timestamp(NOW + DAY))
+    far = left(NOW + 2 * DAY)
+    assert judged(far, {"a": starting(NOW + 2 * DAY)}) is far, "without pods their grace period is not known"
+
+
+def test_a_node_that_was_avoided_beside_those_that_were_left_has_its_start_recorded() -> None:
+    recovery = judged(left(None), {"a": starting(NOW + DAY)})
+    assert recovery.maintenance["a"].starts_at == timestamp(NOW + DAY)
 
 
 def test_only_nodes_of_the_run_are_recorded() -> None:
