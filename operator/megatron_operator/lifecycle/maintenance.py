@@ -24,7 +24,7 @@ from megatron_operator.lifecycle.status_size import MAX_NODES
 KIND: Final = "maintenance"
 """Kind of the incident of a move."""
 NEAR: Final = 86_400.0
-"""Seconds that a run which moves to a node could at least stay there."""
+"""Seconds until a run would have to leave a node: with fewer the node takes no run that moves."""
 STALE: Final = 86_400.0
 """Seconds after its start from which on it announces nothing: who set it may never remove it."""
 NAMED: Final = 3
@@ -133,12 +133,9 @@ def _updated(known: NodeMaintenance, new: NodeMaintenance) -> NodeMaintenance:
     """The entry, with another time where that has changed, and what announces it then."""
     if (known.starts_at, known.leave_at) == (new.starts_at, new.leave_at):
         return known
-    changed = {
-        "sign": new.sign,
-        "starts_at": new.starts_at,
-        "leave_at": new.leave_at,
-        "not_avoided": new.not_avoided,
-    }
+    changed = {"sign": new.sign, "starts_at": new.starts_at, "leave_at": new.leave_at}
+    if known.starts_at != new.starts_at:
+        changed["not_avoided"] = None
     return known.model_copy(update=changed)
 
 

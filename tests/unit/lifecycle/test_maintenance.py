@@ -191,6 +191,8 @@ def test_a_run_that_could_not_leave_and_gets_another_start_is_not_kept_by_anythi
     kept = announced("a", not_avoided="no room", **start)
     assert judged(kept, {"a": starting(NOW)}, "a") is kept
     assert judged(kept, {"a": starting(NOW + DAY)}, "a").maintenance["a"].not_avoided is None
+    other_grace = judge_maintenance(kept, {"a": starting(NOW)}, "a", RULES, NOW, 300.0).maintenance["a"]
+    assert (other_grace.leave_at, other_grace.not_avoided) == (timestamp(NOW - 1200), "no room")
 
 
 @pytest.mark.parametrize("lead_time", [900, int(3 * DAY)])
