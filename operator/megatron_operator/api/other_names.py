@@ -80,8 +80,10 @@ _TODAY: Final = {
     "init.from.megatron.path": "pretrainedCheckpoint restoreFromPath finetune",
     "init.modelFolder": "hfPath hfModelId",
     "checkpoint.saveInterval": "checkpointInterval saveSteps saveEvery",
-    "checkpoint.noSaveOptim: true": "saveOptim saveOptimizer saveOnlyModel saveWeightsOnly",
-    "checkpoint.noSaveRng: true": "saveRng",
+    "checkpoint.noSaveOptim: false to save the optimizer states (default), true to leave them out": (
+        "saveOptim saveOptimizer saveOnlyModel saveWeightsOnly"
+    ),
+    "checkpoint.noSaveRng: false to save the random states (default), true to leave them out": "saveRng",
     "checkpoint.keep": "saveTotalLimit maxToKeep keepLast keepCheckpoints",
     "recovery.hangTimeout": "ncclTimeout distributedTimeout distributedTimeoutMinutes",
 }

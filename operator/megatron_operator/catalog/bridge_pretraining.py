@@ -3,17 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from megatron_contract.environment import DATA_DIR
-
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.errors import FieldError, shown
+from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import InitSpec
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_support, data, validation_sets
 from megatron_operator.catalog.entry import Entry
 
 TOKENIZER: Final = "HuggingFaceTokenizer"
-_TOKENIZER_MODEL: Final = "data.tokenizer.tokenizerModel"
 _DATA: Final = frozenset(
     {"volume", "mockData", "blend", "sources", "prepare", "split", "maxEpochs", "check"}
     | {"dataloaderType", "numWorkers", "tokenizer"}
@@ -75,9 +72,5 @@ def complete_data(merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec
     if folder is not None and "tokenizer" not in asked and not asked.get("mockData"):
         asked["tokenizer"] = {"tokenizerType": TOKENIZER, "tokenizerModel": folder}
         found.origin("data.tokenizer", init.field_of_model)
-        if asked.get("sources") and init.source is not None and not folder.startswith(f"{DATA_DIR}/"):
-            message = f"{shown(folder)} is not on the data volume, the only one of the pods that prepare data"
-            fix = f"copy the tokenizer there, and name its folder below {DATA_DIR} in {_TOKENIZER_MODEL}"
-            found.error(f"spec.{init.field_of_model}", message, fix)
     # The function has the model: nothing of it follows from the data.
     data.complete_data(asked, {}, found)

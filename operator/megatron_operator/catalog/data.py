@@ -1,12 +1,14 @@
 """Completes the data section of a recipe and finds what is missing."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
-from megatron_contract.environment import DATA_DIR
+from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, shown
+from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import sources
 from megatron_operator.catalog.validation_sets import has_validation_sets
@@ -118,6 +120,28 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
         )
     set_split(data, found)
     _check(data, found)
+
+
+def tokenizer_folder_errors(
+    data: Mapping[str, Any], profile: AcceleratorProfile, origins: Mapping[str, str]
+) -> Iterator[FieldError]:
+    """The error of a tokenizer on a volume that the run's pods mount and those that prepare sources do not.
+
+    A folder of the image is in both.
+    """
+    tokenizer = data.get("tokenizer") or {}
+    folder = tokenizer.get("tokenizerModel")
+    if not data.get("sources") or folder is None or tokenizer.get("tokenizerType") in TOKENIZERS_OF_FILES:
+        return
+    elsewhere = (CHECKPOINT_DIR, *(mount.mount_path for mount in profile.pod_template.volume_mounts))
+    inside = {PurePosixPath(folder), *PurePosixPath(folder).parents}
+    if inside.isdisjoint(map(PurePosixPath, elsewhere)):
+        return
+    model = "data.tokenizer.tokenizerModel"
+    origin = origins.get("data.tokenizer", "")
+    message = f"{shown(folder)} is not on the data volume, the only one of the pods that prepare data"
+    fix = f"copy the tokenizer there, and name its folder below {DATA_DIR} in {model}"
+    yield FieldError(f"spec.{origin if origin.startswith('init.') else model}", message, fix)
 
 
 def _unchecked_errors(data: Mapping[str, Any]) -> Iterator[FieldError]:

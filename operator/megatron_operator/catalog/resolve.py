@@ -186,6 +186,7 @@ def _merged(
                 evaluates=merged["training"].get("evalIters") != 0,
             )
         )
+        found.extend(data.tokenizer_folder_errors(merged["data"], profile, found.origins))
     return merged
 
 

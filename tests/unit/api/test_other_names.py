@@ -180,6 +180,22 @@ def test_every_answer_about_layers_names_layers_that_can_be_set(fix: str) -> Non
     assert set(re.findall(r"linear_\w+", fix)) <= set(get_args(TargetModule))
 
 
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("saveOptim", "noSaveOptim: false to save the optimizer states (default), true to leave them out"),
+        (
+            "saveOnlyModel",
+            "noSaveOptim: false to save the optimizer states (default), true to leave them out",
+        ),
+        ("saveRng", "noSaveRng: false to save the random states (default), true to leave them out"),
+    ],
+)
+def test_a_name_of_the_opposite_is_answered_with_both_values(name: str, fix: str, value: bool) -> None:
+    assert errors("checkpoint", name, value) == [f"unknown field; set spec.checkpoint.{fix}"]
+
+
 def fields_of(section: str) -> set[str]:
     annotation = MegatronRecipeSpec.model_fields[section].annotation
     models = (annotation, *getattr(annotation, "__args__", ()))

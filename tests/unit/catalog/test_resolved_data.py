@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog import ResolvedRecipe
 
 Resolve = Callable[..., ResolvedRecipe]
@@ -64,6 +65,27 @@ def test_weights_that_are_imported_bring_their_tokenizer_unless_the_recipe_names
     assert resolved.data.tokenizer is not None
     assert resolved.data.tokenizer.tokenizer_model == tokenizer
     assert resolved.model.vocab_size == 1000, "none is trained"
+
+
+@pytest.mark.parametrize("place", ["/checkpoints/tokenizer", "/models/tokenizer"])
+def test_a_tokenizer_on_a_volume_of_the_run_alone_is_refused_for_sources(
+    place: str, resolve: Resolve, refusal: Refusal
+) -> None:
+    """Pods that prepare data mount the data volume, and none of the platform's."""
+    shared = {
+        "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+    }
+    profiles = {"h100": {"hardware": "h100-sxm", "podTemplate": shared}}
+    platform = PlatformConfig.model_validate({"accelerators": profiles, "image": "trainer"})
+    tokenizer = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": place}
+    sources = {"sources": [{"path": "/data/raw/a.jsonl", "format": "jsonl"}]}
+    data = {"volume": {"claimName": "c"}, "tokenizer": tokenizer}
+    refused = refusal(recipe="small-1", data=data | sources, platform=platform)
+    assert f": '{place}' is not on the data volume" in refused["spec.data.tokenizer.tokenizerModel"]
+    resolve(recipe="small-1", data=data | {"blend": [{"path": "web"}]}, platform=platform)
+    of_image = {"tokenizer": tokenizer | {"tokenizerModel": "/opt/tokenizer"}}
+    resolve(recipe="small-1", data=data | sources | of_image, platform=platform)
 
 
 @pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TikTokenizer"])

@@ -339,15 +339,23 @@ def test_a_plain_gpt_of_no_published_model_is_neither_imported_nor_exported() ->
     assert [line for line in found if reason in line and line.startswith("spec.export")]
 
 
-def test_sources_are_not_prepared_with_a_tokenizer_that_the_preparing_pods_do_not_mount() -> None:
-    elsewhere = {"from": {"huggingFace": {"path": "/checkpoints/base"}}}
-    (refused,) = refusals(init=elsewhere, data=SOURCES)
+@pytest.mark.parametrize(
+    ("field", "init", "named"),
+    [
+        ("init.from.huggingFace.path", {"from": {"huggingFace": {"path": "/checkpoints/base"}}}, {}),
+        ("init.modelFolder", {"modelFolder": "/checkpoints/base"}, {}),
+        ("data.tokenizer.tokenizerModel", INIT, {"tokenizer": {"tokenizerModel": "/checkpoints/base"}}),
+    ],
+)
+def test_sources_are_not_prepared_with_a_tokenizer_that_the_preparing_pods_do_not_mount(
+    field: str, init: dict[str, Any], named: dict[str, Any]
+) -> None:
+    (refused,) = refusals(init=init, data=SOURCES | named)
     assert refused == (
-        "spec.init.from.huggingFace.path: '/checkpoints/base' is not on the data volume, the only one of the "
-        "pods that prepare data; copy the tokenizer there, and name its folder below /data in "
-        "data.tokenizer.tokenizerModel"
+        f"spec.{field}: '/checkpoints/base' is not on the data volume, the only one of the pods that prepare "
+        "data; copy the tokenizer there, and name its folder below /data in data.tokenizer.tokenizerModel"
     )
-    assert overrides(init=elsewhere)["hub.path"] == "/checkpoints/base"
+    assert overrides(init=init, data=BLEND | named)["dataset.split"]
 
 
 @pytest.mark.parametrize(
