@@ -20,8 +20,10 @@ class StageMemory(ApiModel):
 
 
 class MeasuredMemory(ApiModel):
-    """The most memory that the run has reserved with its present layout, over all starts of its ranks."""
+    """The most memory that the run has reserved with its present job, over all starts of its ranks."""
 
+    job: str | None = None
+    """Hash of the job with which it was measured."""
     layout: str
     """The layout with which it was measured."""
     stages: Annotated[list[StageMemory], Field(min_length=1, max_length=MAX_STAGES)]

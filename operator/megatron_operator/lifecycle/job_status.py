@@ -174,7 +174,7 @@ def set_job_replaced(status: StatusBuilder) -> None:
     """Report that the job is being re-created because the recipe changed."""
     reset_job_status(status)
     status.remove_conditions(Condition.FAILED, Condition.SUCCEEDED)
-    status.set(phase=Phase.STARTING)
+    status.set(phase=Phase.STARTING, memory=None)
     message = "the recipe changed: the job is being re-created"
     status.set_condition(Condition.RUNNING, False, Reason.JOB_REPLACED, message)
 
@@ -191,12 +191,16 @@ def adopt_job(status: StatusBuilder, job: Object) -> None:
         reset_job_status(status)
     else:
         _clear_job_fields(status)
+    made = content_hash(job) or ""
+    if status.current.memory is not None and status.current.memory.job != made:
+        # The plan may need more or less than what was measured.
+        status.set(memory=None)
     status.set(
         job=JobStatus(
             name=job["metadata"]["name"],
             uid=uid,
             kind=None if backend_of(job) is pytorchjob else backend_of(job).KIND,
-            hash=content_hash(job) or "",
+            hash=made,
         ),
         checkpoint=status.checkpoint.model_copy(update={"contract": _contract(status, job)}),
         omitted=None,

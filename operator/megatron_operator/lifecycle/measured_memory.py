@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from megatron_contract.limits import MAX_STAGES
 from megatron_contract.progress import ReportedMemory, fullest_ranks
 
 from megatron_operator.api.memory_status import MeasuredMemory, StageMemory
@@ -10,20 +11,27 @@ from megatron_operator.api.status import Plan
 
 
 def merge(
-    known: MeasuredMemory | None, reported: Iterable[ReportedMemory], plan: Plan
+    known: MeasuredMemory | None, reported: Iterable[ReportedMemory], plan: Plan, job: str | None
 ) -> MeasuredMemory | None:
-    """What is known with what pods report now; of another layout than the plan's, nothing is.
+    """What is known with what pods report now; of another job or layout than the plan's, nothing is.
 
-    Ranks that were started again report less than before until they have trained for a while.
+    Ranks that were started again report less than before until they have trained for a while. Stages that
+    the plan does not have are left out; of more than MAX_STAGES the fullest stay.
     """
     layout = _layout(plan)
-    before = known.stages if known is not None and known.layout == layout else []
+    before = known.stages if known is not None and (known.job, known.layout) == (job, layout) else []
     ranks = [ReportedMemory(each.rank, each.stage, each.bytes) for each in before]
-    fullest = fullest_ranks([*ranks, *reported])
-    if not fullest:
+    planned = [
+        each for each in fullest_ranks([*ranks, *reported]) if each.stage < plan.pipeline_model_parallel_size
+    ]
+    if not planned:
         return None
-    stages = [StageMemory(stage=each.stage, rank=each.rank, bytes=each.bytes) for each in fullest]
-    return MeasuredMemory(layout=layout, stages=stages)
+    fullest = sorted(planned, key=lambda each: -each.bytes)[:MAX_STAGES]
+    stages = [
+        StageMemory(stage=each.stage, rank=each.rank, bytes=each.bytes)
+        for each in sorted(fullest, key=lambda each: each.stage)
+    ]
+    return MeasuredMemory(job=job, layout=layout, stages=stages)
 
 
 def _layout(plan: Plan) -> str:

@@ -42,7 +42,8 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
     _update_validation(status, report)
     if report.memory and (plan := status.current.plan) is not None:
-        status.set(memory=merge(status.current.memory, report.memory, plan))
+        job = status.current.job.hash if status.current.job is not None else None
+        status.set(memory=merge(status.current.memory, report.memory, plan, job))
     _update_warnings(status, report)
     _add_incidents(status, snapshot, report)
     update_iteration(status, snapshot)

@@ -121,6 +121,14 @@ def _messages_cut(conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each | {"message": cut(str(each.get("message", "")), 2 * _SHORT)} for each in conditions]
 
 
+def _fullest_stage(memory: dict[str, Any]) -> dict[str, Any]:
+    return memory | {"stages": [max(memory["stages"], key=lambda each: each["bytes"])]}
+
+
+def _without_crossings(communication: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in each.items() if key != "crossings"} for each in communication]
+
+
 def _slow_now(stragglers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that are slow now: without them they would be new again, with another Event."""
     return [each for each in stragglers if each.get("until") is None][-MAX_STRAGGLERS:]
@@ -138,6 +146,8 @@ def _everything_cut(value: Any) -> Any:
 
 _REDUCTIONS: Final[tuple[tuple[str, Callable[[Status], Status]], ...]] = (
     ("plan.notes", _changed("plan", "notes", to=lambda notes: notes[:0])),
+    ("plan.communication.crossings", _changed("plan", "communication", to=_without_crossings)),
+    ("memory", _changed("memory", to=_fullest_stage)),
     ("warnings", _changed("warnings", to=lambda warnings: warnings[:2])),
     ("stragglers", _changed("stragglers", to=_slow_now)),
     ("ledger.losses", _changed("ledger", "losses", to=lambda losses: losses[:8])),

@@ -73,7 +73,7 @@ def test_a_tokenizer_on_a_volume_of_the_run_alone_is_refused_for_sources(
 ) -> None:
     """Pods that prepare data mount the data volume, and none of the platform's."""
     shared = {
-        "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+        "volumes": [{"name": "models", "hostPath": {"path": "/models"}}],
         "volumeMounts": [{"name": "models", "mountPath": "/models"}],
     }
     profiles = {"h100": {"hardware": "h100-sxm", "podTemplate": shared}}

@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+from megatron_contract.limits import MAX_STAGES
 from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedMemory
+from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.api.memory_status import StageMemory
+from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.measured_memory import merge
 from megatron_operator.lifecycle.progress_reading import merge_reports
 
@@ -49,10 +52,54 @@ def test_what_another_layout_needed_is_not_kept(planned: Any) -> None:
     planned.report(iteration=50, memory=[memory(0, 0, 70)])
     current = reconcile(planned).current
     smaller = current.plan.model_copy(update={"micro_batch_size": current.plan.micro_batch_size + 1})
-    new = merge(current.memory, [ReportedMemory(1, 0, 50)], smaller)
+    new = merge(current.memory, [ReportedMemory(1, 0, 50)], smaller, current.memory.job)
     assert new is not None
     assert [each.bytes for each in new.stages] == [50]
     assert new.layout != current.memory.layout
+
+
+def test_what_another_job_needed_is_not_kept(planned: Any) -> None:
+    """The same layout needs more or less with another sequence length or number format."""
+    planned.body["status"]["job"] = {"name": "run", "uid": "1", "hash": "first"}
+    planned.report(iteration=50, memory=[memory(0, 0, 70)])
+    status = reconcile(planned)
+    assert status.current.memory.job == "first"
+    new = merge(status.current.memory, [ReportedMemory(1, 0, 50)], status.current.plan, "second")
+    assert new is not None
+    assert [each.bytes for each in new.stages] == [50]
+
+
+@pytest.mark.parametrize(("digest", "kept"), [("first", True), ("second", False)])
+def test_a_job_of_another_hash_starts_without_measured_memory(planned: Any, digest: str, kept: bool) -> None:
+    planned.body["status"]["job"] = {"name": "run", "uid": "1", "hash": "first"}
+    planned.report(iteration=50, memory=[memory(0, 0, 70)])
+    status = reconcile(planned)
+    metadata = {"name": "run", "uid": "2", "annotations": {ANNOTATION_HASH: digest}}
+    adopt_job(status, {"kind": "PyTorchJob", "metadata": metadata})
+    assert (status.current.memory is not None) is kept
+
+
+def test_stages_that_the_plan_does_not_have_are_left_out(planned: Any) -> None:
+    """A report that gives a stage wrong must not fail each reconcile."""
+    planned.report(iteration=50, memory=[memory(0, 0, 70), memory(1, 5, 90)])
+    assert planned.body["status"]["plan"]["pipelineModelParallelSize"] == 2
+    assert stages(reconcile(planned)) == [(0, 0, 70)]
+
+
+def test_of_very_many_stages_the_fullest_stay(planned: Any) -> None:
+    planned.report(iteration=50)
+    plan = reconcile(planned).current.plan.model_copy(
+        update={"pipeline_model_parallel_size": 2 * MAX_STAGES, "stage_layers": [1] * 2 * MAX_STAGES}
+    )
+    known = None
+    for first in (0, MAX_STAGES):
+        reported = [ReportedMemory(stage, stage, 1000 - stage) for stage in range(first, first + MAX_STAGES)]
+        known = merge(known, reported, plan, "first")
+    assert known is not None
+    assert [each.stage for each in known.stages] == list(range(MAX_STAGES))
+    known = merge(known, [ReportedMemory(200, 200, 2000)], plan, "first")
+    assert known is not None
+    assert (len(known.stages), known.fullest.stage) == (MAX_STAGES, 200)
 
 
 def test_memory_of_pods_that_do_not_know_each_other_is_merged() -> None:

@@ -203,6 +203,26 @@ def test_a_status_that_no_cap_foresaw_is_cut_as_a_last_resort(texts: dict[str, s
     assert "everything" in written["omitted"]
 
 
+def test_measured_memory_and_crossings_give_way_early() -> None:
+    crossing = {"level": "l" * 60, "bytes": 1, "seconds": 1.0}
+    group = {"group": "TP", "size": 8, "level": "node", "crossings": [crossing] * 18, "seconds": 1.0}
+    stages = [{"stage": each, "rank": each, "bytes": 10**9 + each % 100} for each in range(128)]
+    memory = {"job": "hash", "layout": "TP 1", "stages": stages}
+    status = {"plan": {"communication": [group] * 8}, "memory": memory, "warnings": [{"message": "w"}] * 3}
+    full = json_bytes(status)
+    fill = {"phase": "p" * (MAX_STATUS_BYTES - full + 5000)}
+    written = within_budget(status | fill)
+    assert written["omitted"] == ["plan.communication.crossings"]
+    assert "crossings" not in written["plan"]["communication"][0]
+    assert written["memory"] == memory
+    fill = {"phase": "p" * (MAX_STATUS_BYTES - full + 15_000)}
+    written = within_budget(status | fill)
+    assert written["omitted"] == ["plan.communication.crossings", "memory"]
+    assert written["memory"] == memory | {"stages": [stages[99]]}
+    assert len(written["warnings"]) == 3
+    assert within_budget(written) == written
+
+
 def test_what_was_omitted_is_reported_until_the_spec_changes(run: Any) -> None:
     run.body["status"] = {"observedGeneration": 1, "omitted": ["plan.notes"]}
     status = run.status()
