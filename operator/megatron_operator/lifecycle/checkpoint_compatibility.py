@@ -5,7 +5,6 @@ from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import Plan
-from megatron_operator.catalog.fine_tuning import fixes_tensor_parallelism
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 FREE_MODEL_SETTINGS: Final = frozenset(
@@ -47,6 +46,7 @@ LAYOUT: Final = (
     ("expertModelParallelSize", "expert_model_parallel_size"),
     ("expertTensorParallelSize", "expert_tensor_parallel_size"),
 )
+TENSORS: Final = f"parallelism.{LAYOUT[0][0]}"
 RESHARDABLE: Final = "optimizerReshardable"
 DISTRIBUTED: Final = frozenset({"--use-distributed-optimizer", "ddp.use_distributed_optimizer=true"})
 """Arguments of both engines by which ranks share the optimizer states."""
@@ -97,18 +97,16 @@ def checkpoint_contract(
         if resolved.init.source is not None:
             # Checkpoints hold adapters only: a restart takes the frozen weights from there again.
             fixed["init.from.megatron.path"] = resolved.init.source.checkpoint
-    fixed[RESHARDABLE] = _is_reshardable(resolved, set(megatron_args))
+    fixed[RESHARDABLE] = _is_reshardable(set(megatron_args))
     # False equals unset: Megatron's switches are off by default.
     set_values = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
     return {path: _text(set_values[path]) for path in sorted(set_values)}
 
 
-def _is_reshardable(resolved: ResolvedRecipe, args: set[str]) -> bool:
+def _is_reshardable(args: set[str]) -> bool:
     if not DISTRIBUTED & args or FULLY_RESHARDABLE & args:
         return True
-    # Those of adapters may be in the order of the ranks, also without an optimizer.
-    bound = resolved.peft is not None and fixes_tensor_parallelism(resolved.peft, resolved.model)
-    return bool(WITHOUT_OPTIMIZER & args) and not bound
+    return bool(WITHOUT_OPTIMIZER & args)
 
 
 def continued_contract(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
@@ -136,6 +134,18 @@ def contract_violations(
         if old != new and not (old is None and path in NOT_RECORDED_BEFORE):
             message = f"is {new or 'not set'}, and {made} was made with {old or 'none'}"
             errors.append(FieldError(f"spec.{path}", message, fix))
+    if _has_magnitudes_by_rank(before):
+        layout.remove(TENSORS)
+        old, new = before.get(TENSORS), after.get(TENSORS)
+        if old != new:
+            message = (
+                f"is {new}, and the magnitudes of DoRA on linear_fc1 in {made} are in the order of TP {old}"
+            )
+            way = (
+                f"set {old}, or start a new recipe under another name, without linear_fc1 in "
+                "peft.targetModules"
+            )
+            errors.append(FieldError(f"spec.{TENSORS}", message, way))
     if before.get(RESHARDABLE) in ("false", NEXT_CHECKPOINT):
         for path in sorted(layout):
             old, new = before.get(path), after.get(path)
@@ -154,11 +164,23 @@ def _ways_out(old: str | None, before: Mapping[str, str]) -> str:
         return (
             f"set {old} until the run has saved another checkpoint, which any layout can load, then change it"
         )
+    if _has_magnitudes_by_rank(before):
+        # It is refused with recovery.elastic.
+        return (
+            f"set {old}; or when it has succeeded, start a new recipe in the new layout with "
+            "init.from.recipe, which takes the weights without the optimizer state"
+        )
     return (
         f"set {old}; or set recovery.elastic first, and change the layout once the run has saved again; "
         "or when it has succeeded, start a new recipe in the new layout with init.from.recipe, "
         "which takes the weights without the optimizer state"
     )
+
+
+def _has_magnitudes_by_rank(contract: Mapping[str, str]) -> bool:
+    """Whether checkpoints have DoRA of a gated `linear_fc1`: see `fine_tuning.fixes_tensor_parallelism`."""
+    adapts_gates = "linear_fc1" in contract.get("peft.targetModules", "")
+    return contract.get("peft.type") == "dora" and adapts_gates and "model.squaredRelu" not in contract
 
 
 def _text(value: object) -> str:

@@ -213,13 +213,35 @@ def test_the_layout_of_adapters_changes_with_elastic_alone(adapters: dict[str, A
         assert contract_violations(before, after, 100) == []
 
 
-def test_magnitudes_in_the_order_of_ranks_keep_their_layout_without_optimizer_states() -> None:
-    wider = {"parallelism": {"tensorModelParallelSize": 2}}
-    for targets, is_bound in ((["linear_qkv", "linear_fc1"], True), (["linear_qkv"], False)):
-        dora = {"type": "dora", "targetModules": targets}
-        run = FINE_TUNED | {"peft": dora, "checkpoint": {"noSaveOptim": True}}
-        errors = contract_violations(contract_with(**run), contract_with(**run | wider), 100)
-        assert bool(errors) is is_bound
+def dora_run(*targets: str, **spec: Any) -> dict[str, str]:
+    sizes = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1} | spec.pop("parallelism", {})
+    peft = {"type": "dora", "targetModules": list(targets)}
+    return contract_with(**FINE_TUNED | {"peft": peft, "parallelism": sizes} | spec)
+
+
+def test_magnitudes_in_the_order_of_ranks_fix_tp_alone_without_optimizer_states() -> None:
+    without = {"checkpoint": {"noSaveOptim": True}}
+    wider, deeper = {"tensorModelParallelSize": 2}, {"pipelineModelParallelSize": 2}
+    gates = ("linear_qkv", "linear_fc1")
+    [error] = contract_violations(
+        dora_run(*gates, **without), dora_run(*gates, **without, parallelism=wider), 100
+    )
+    assert str(error) == (
+        "spec.parallelism.tensorModelParallelSize: is 2, and the magnitudes of DoRA on linear_fc1 in the "
+        "run's checkpoint of iteration 100 are in the order of TP 1; set 1, or start a new recipe under "
+        "another name, without linear_fc1 in peft.targetModules"
+    )
+    for targets, changed in ((gates, deeper), (["linear_qkv"], wider), (["linear_qkv"], deeper)):
+        before, after = dora_run(*targets, **without), dora_run(*targets, **without, parallelism=changed)
+        assert contract_violations(before, after, 100) == []
+
+
+def test_no_refusal_of_a_layout_of_dora_of_gates_advises_elastic_which_it_is_refused_with() -> None:
+    for changed in ("tensorModelParallelSize", "pipelineModelParallelSize"):
+        after = dora_run("linear_fc1", parallelism={changed: 2})
+        errors = contract_violations(dora_run("linear_fc1"), after, 100)
+        assert f"spec.parallelism.{changed}" in [error.field for error in errors]
+        assert not [error for error in errors if "elastic" in error.fix]
 
 
 def test_a_run_of_nvfp4_whose_contract_is_older_than_the_field_continues() -> None:
