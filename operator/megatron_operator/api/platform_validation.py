@@ -1,6 +1,5 @@
 """Validation of the platform file: its schema, and what `podTemplate` and `env` leave to the operator."""
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
@@ -10,7 +9,6 @@ from megatron_operator.api import reserved_names
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.hardware import without_cuda
-from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.platform import (
     KUBERNETES,
     VOLCANO,
@@ -19,19 +17,15 @@ from megatron_operator.api.platform import (
     Maintenance,
     PlatformConfig,
     Toleration,
-    TopologyDomain,
 )
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
 from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL, NODE_LABEL_VALUE, SHORT_NAME, Form
+from megatron_operator.api.topology_validation import topology_errors
 from megatron_operator.api.validation import parse
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME_FIX: Final = "use at most 63 lower-case letters, digits and -"
 _SOURCES: Final = ("hostPath", "emptyDir", "configMap", "csi")
-_KNOWN_LEVELS: Final = {
-    "kubernetes.io/hostname": "perNode accelerators",
-    LABEL_CLIQUE: "an NVLink domain, of the table or dataSheet",
-}
 _CLAIM_SOURCES: Final = ("resourceClaimName", "resourceClaimTemplateName")
 
 
@@ -47,7 +41,7 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
         for at_profile in [field_path(f"{at}.accelerators", name)]
         for error in (
             *_hardware_errors(name, profile, at_profile),
-            *_topology_errors(profile, at_profile),
+            *topology_errors(profile, at_profile),
             *_profile_errors(profile, at_profile),
         )
     ]
@@ -182,48 +176,6 @@ def _hardware_errors(name: str, profile: AcceleratorProfile, at: str) -> Iterato
     if profile.platform == "cpu" and profile.data_sheet is not None:
         message = "has no effect with platform cpu, which is planned without memory and speed"
         yield FieldError(f"{at}.dataSheet", message, "leave it out, or set platform to gpu")
-
-
-def _topology_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:
-    required, keys = profile.required_topology, profile.topology
-    if required is not None and required not in keys:
-        yield FieldError(
-            f"{at}.requiredTopology", f"{shown(required)} is not in topology ({', '.join(keys) or 'empty'})",
-            "add it to topology, nearest first, or require one of its keys",
-        )  # fmt: skip
-    if profile.topology_domains and profile.platform == "cpu":
-        message = "has no effect with platform cpu, which is planned without memory and speed"
-        yield FieldError(f"{at}.topologyDomains", message, "leave it out, or set platform to gpu")
-        return
-    for key, domain in profile.topology_domains.items():
-        yield from _domain_errors(key, domain, profile, field_path(f"{at}.topologyDomains", key))
-    known = [(key, profile.topology_domains[key].nodes) for key in keys if key in profile.topology_domains]
-    for (near, fewer), (far, more) in itertools.pairwise(known):
-        if more <= fewer:
-            yield FieldError(
-                f"{field_path(f'{at}.topologyDomains', far)}.nodes",
-                f"{more} is not above the {fewer} of {near}, which is nearer in topology",
-                "correct one of the two, or the order of topology, nearest first",
-            )
-
-
-def _domain_errors(
-    key: str, domain: TopologyDomain, profile: AcceleratorProfile, at: str
-) -> Iterator[FieldError]:
-    if key in _KNOWN_LEVELS:
-        message = f"the size of {shown(key)} is known: it is {_KNOWN_LEVELS[key]}"
-        yield FieldError(at, message, "leave it out")
-    elif key not in profile.topology:
-        yield FieldError(
-            at, f"{shown(key)} is not in topology ({', '.join(profile.topology) or 'empty'})",
-            "add it to topology, nearest first, or leave it out",
-        )  # fmt: skip
-    if domain.uplink_gbps is not None and domain.oversubscription is not None:
-        yield FieldError(
-            f"{at}.oversubscription",
-            f"{domain.oversubscription:g}: uplinkGBps is set too",
-            "leave one of the two out",
-        )
 
 
 def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:

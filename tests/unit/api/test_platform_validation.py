@@ -209,6 +209,12 @@ def test_tolerations_and_labels_of_cpu_jobs_are_those_of_kubernetes() -> None:
             "leave one of the two out",
         ),
         (
+            {"a/rack": {"nodes": 8, "uplinkGBps": 25}, "a/block": {"nodes": 32, "uplinkGBps": 40}},
+            "a/block.uplinkGBps",
+            "40 is above the 25 within its domains, by the uplink of a/rack",
+            "correct one of the two, or leave it out",
+        ),
+        (
             {"kubernetes.io/hostname": {"nodes": 1}},
             "kubernetes.io/hostname",
             "the size of 'kubernetes.io/hostname' is known: it is perNode accelerators",
@@ -228,6 +234,17 @@ def test_a_domain_of_the_topology_is_refused_with_what_to_correct(
     [(found, text, what)] = errors_of(topology=["a/rack", "a/block"], topologyDomains=domains)
     assert (found, text) == (f"topologyDomains.{field}", message)
     assert what.startswith(fix)
+
+
+def test_an_uplink_above_the_network_of_the_data_sheet_is_refused() -> None:
+    sheet = {"memoryGiB": 80, "bf16Teraflops": 900, "memoryGBps": 3000, "linkGBps": 400, "networkGBps": 50}
+    rack, block = {"nodes": 8, "oversubscription": 2}, {"nodes": 32, "uplinkGBps": 30}
+    asked = {"topology": ["a/rack", "a/block"], "dataSheet": sheet | {"domain": 8}}
+    [(field, message, _)] = errors_of(**asked, topologyDomains={"a/rack": rack, "a/block": block})
+    assert field == "topologyDomains.a/block.uplinkGBps"
+    assert message == "30 is above the 25 within its domains, by the oversubscription of a/rack"
+    [(field, message, _)] = errors_of(**asked, topologyDomains={"a/rack": {"nodes": 8, "uplinkGBps": 60}})
+    assert message == "60 is above the 50 within its domains, by dataSheet.networkGBps"
 
 
 def test_domains_of_accelerators_that_are_not_timed_are_refused() -> None:

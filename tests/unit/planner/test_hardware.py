@@ -116,3 +116,16 @@ def test_a_data_sheet_without_an_architecture_leaves_the_generation_to_the_name(
 
 def test_a_workstation_blackwell_is_not_taken_for_a_b200() -> None:
     assert hardware.generation("rtx-pro-6000", AcceleratorProfile()) is None
+
+
+def test_uplinks_of_racks_within_an_nvlink_domain_bound_what_leaves_it() -> None:
+    """Two racks of 36 accelerators are one NVLink domain: no traffic within it uses their uplinks."""
+    domains = {"a/rack": {"nodes": 9, "oversubscription": 2}, "a/block": {"nodes": 72, "oversubscription": 4}}
+    described = {"perNode": 4, "topology": ["a/rack", "a/block"], "topologyDomains": domains}
+    found = hardware.of_profile("gb200", AcceleratorProfile.model_validate(described))
+    assert found is not None
+    network = found.network_bandwidth
+    assert found.levels == (
+        hardware.TopologyLevel("a/rack", 72, network / 2),
+        hardware.TopologyLevel("a/block", 288, network / 8),
+    )

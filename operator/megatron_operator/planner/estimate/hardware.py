@@ -118,17 +118,21 @@ def of_profile(name: str, profile: AcceleratorProfile, per_node: int | None = No
 
 
 def _levels(on: Accelerator, profile: AcceleratorProfile, per_node: int) -> tuple[TopologyLevel, ...]:
-    """The levels that a profile describes; none within an NVLink domain, whose ranks use no uplink."""
+    """The levels that a profile describes, nearest first.
+
+    Ranks of an NVLink domain use no uplink within it. What leaves it crosses those of smaller domains too.
+    """
+    linked = nvlink_ranks(on, per_node)
     found, bandwidth = [], on.network_bandwidth
     for key in profile.topology:
         domain = profile.topology_domains.get(key)
-        if domain is None or domain.nodes * per_node < nvlink_ranks(on, per_node):
+        if domain is None:
             continue
         if domain.uplink_gbps is not None:
             bandwidth = min(bandwidth, domain.uplink_gbps * 1e9)
         elif domain.oversubscription is not None:
             bandwidth /= domain.oversubscription
-        found.append(TopologyLevel(key, domain.nodes * per_node, bandwidth))
+        found.append(TopologyLevel(key, max(linked, domain.nodes * per_node), bandwidth))
     return tuple(found)
 
 
