@@ -64,8 +64,8 @@ def _architecture_errors(
 def _obstacle(entry: Entry, tuned: Collection[str]) -> tuple[str, str]:
     """Why weights of an entry are not converted, empty if they are, and what to set instead."""
     if entry.engine == "bridge":
-        of_family = "docs/bridge-pretraining.md lists the families whose weights are converted"
-        return bridge_pretraining.conversion_obstacle(entry), f"leave it out; {of_family}"
+        refused = "docs/bridge-pretraining.md lists the recipes whose weights are not converted"
+        return bridge_pretraining.conversion_obstacle(entry), f"leave it out; {refused}"
     reason = bridge_support.conversion_obstacle(entry.family, entry.model)
     if f"{entry.name}-sft" in tuned:
         return reason, f"leave it out, or set recipe: {entry.name}-sft, which Megatron-Bridge trains"

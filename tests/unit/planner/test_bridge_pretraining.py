@@ -325,7 +325,7 @@ def test_an_export_of_a_function_with_its_own_architecture_names_the_base_that_i
 )
 def test_weights_of_a_model_whose_text_alone_is_trained_are_not_converted(recipe: str) -> None:
     reason = "its function trains the text part alone, and a conversion is of the whole model"
-    fix = "leave it out; docs/bridge-pretraining.md lists the families whose weights are converted"
+    fix = "leave it out; docs/bridge-pretraining.md lists the recipes whose weights are not converted"
     found = refusals(recipe, init=IMPORTED, export=EXPORT, accelerator=CPUS)
     for field in ("init.from.huggingFace.path", "export"):
         assert f"spec.{field}: weights of {recipe} are not converted: {reason}; {fix}" in found
