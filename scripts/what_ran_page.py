@@ -50,8 +50,9 @@ Gemma 4, GLM-5.2, K-EXAONE, MiniMax-M3, Qwen3-Next, Qwen3.5: four, Gemma 3 and N
 at least two steps on two or four ranks (`make bridge-training`); `make test` trains one of every function for
 two on a single rank. For SFT and LoRA transformers or the project made it, and it was imported; models that
 read images or sound had some. Pretraining began with random weights and read real text, except that of a
-projector, which began as SFT does, and that of diffusion models, which read random latents. Layers were
-Megatron's own instead of Transformer Engine's.
+projector, which began as SFT does, and that of diffusion models, which read random latents; from imported
+weights it was run [as well](../bridge-pretraining.md#weights-of-hugging-face). Layers were Megatron's own
+instead of Transformer Engine's.
 
 On a GPU llama3.2-1b-lora alone was run ([hardware](../hardware.md))."""
 _SIZES: Final = frozenset(
