@@ -33,7 +33,8 @@ run_local_cluster_and_trainer() {
 
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
-layer "Prometheus: Debian's package, for the tests of alerts and dashboard" $python scripts/install_prometheus.py
+layer "Prometheus and Chromium: Debian's packages, for the tests of alerts, dashboard and page" \
+    $python scripts/install_test_programs.py
 start_lane "control plane" run_control_plane
 start_lane "local cluster, then the trainer" run_local_cluster_and_trainer
 layer "unit and refusals: no cluster" run_unit_tests
