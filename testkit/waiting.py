@@ -22,14 +22,18 @@ def load_factor() -> float:
 
 
 def wait_until[T](
-    what: str | Callable[[], str], probe: Callable[[], T | None], seconds: float = DEADLINE
+    what: str | Callable[[], str],
+    probe: Callable[[], T | None],
+    seconds: float = DEADLINE,
+    interval: float = POLL_INTERVAL,
 ) -> T:
     """The first result of `probe` that is neither None nor False, nor an empty collection.
 
     Args:
         what: Completes "timed out waiting for"; a function is called only when the wait runs out.
-        probe: Called every POLL_INTERVAL seconds.
+        probe: Called every `interval` seconds.
         seconds: Deadline on an idle machine; multiplied by load_factor().
+        interval: Shorter than usual for a state that soon passes.
 
     Raises:
         TimeoutError: No such result before the deadline.
@@ -42,4 +46,4 @@ def wait_until[T](
         if time.monotonic() - began > seconds * load_factor():
             text = what if isinstance(what, str) else what()
             raise TimeoutError(f"timed out after {time.monotonic() - began:.0f} s waiting for {text}")
-        time.sleep(POLL_INTERVAL)
+        time.sleep(interval)

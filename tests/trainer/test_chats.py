@@ -16,6 +16,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import chats_command
 from megatron_trainer.data.preparation_error import PreparationError
 
+from testkit.waiting import wait_until
 from tests.trainer.chat_corpus import (
     END,
     GENERATION,
@@ -194,8 +195,11 @@ def test_a_killed_pod_leaves_no_trace_in_the_chats(llama: Path, tmp_path: Path) 
     arguments = words(tmp_path, f"{tmp_path}/raw.jsonl", tokenizer=llama, split="90,10")
     victim = pod(tmp_path, arguments, 0)
     objects = tmp_path / "out" / "objects"
-    while victim.poll() is None and len([*objects.glob("*/shards-*/*.lengths")]) < 3:
-        os.sched_yield()
+    wait_until(
+        "three shards",
+        lambda: victim.poll() is not None or len([*objects.glob("*/shards-*/*.lengths")]) >= 3,
+        interval=0.01,
+    )
     assert victim.poll() is None, "it was killed while it had work left"
     victim.send_signal(signal.SIGKILL)
     victim.wait()

@@ -22,6 +22,7 @@ from testkit import object_store
 from testkit.errors import CommandFailedError
 from testkit.kubectl import find_tool
 from testkit.object_store import BUCKET, ObjectStore
+from testkit.waiting import wait_until
 from tests.unit.trainer.data.corpus import TEXTS, decoded, lines, with_template, write
 from tests.unit.trainer.data.disturbed_store import disturbed
 
@@ -157,8 +158,11 @@ def test_two_workers_one_of_them_killed_write_what_one_writes(
     shared.mkdir()
     victim = command(shared, tokenizer_dir, store.endpoint, settings, 0, 2)
     work = shared / "out" / "objects"
-    while victim.poll() is None and len([*work.glob("*/shards-*/*.lengths")]) < 3:
-        os.sched_yield()
+    wait_until(
+        "three shards",
+        lambda: victim.poll() is not None or len([*work.glob("*/shards-*/*.lengths")]) >= 3,
+        interval=0.01,
+    )
     assert victim.poll() is None, "it was killed while it had work left"
     victim.send_signal(signal.SIGKILL)
     victim.wait()

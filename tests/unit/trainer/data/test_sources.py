@@ -14,6 +14,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import blend, documents, sources, tokenizer
 from megatron_trainer.data.preparation_error import PreparationError
 
+from testkit.waiting import wait_until
 from tests.unit.trainer.data.corpus import (
     TEXTS,
     decoded,
@@ -100,8 +101,11 @@ def test_a_killed_worker_leaves_no_trace_in_the_result(tmp_path: Path, tokenizer
         path.write_bytes(path.read_bytes().rstrip(b"\n") + b"\n" + lines(TEXTS * 2))
     victim = command(tmp_path, tokenizer_dir, settings, 0)
     work = tmp_path / "out" / "objects"
-    while victim.poll() is None and len([*work.glob("*/shards-*/*.lengths")]) < 3:
-        os.sched_yield()
+    wait_until(
+        "three shards",
+        lambda: victim.poll() is not None or len([*work.glob("*/shards-*/*.lengths")]) >= 3,
+        interval=0.01,
+    )
     assert victim.poll() is None, "it was killed while it had work left"
     victim.send_signal(signal.SIGKILL)
     victim.wait()
