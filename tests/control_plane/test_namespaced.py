@@ -104,8 +104,9 @@ def test_two_releases_in_one_cluster_serve_their_own_recipes(
         (namespaced, world.namespace, served),
         (other, served, world.namespace),
     ):
+        # The operator logs what it has written, and the training-operator may be faster.
+        wait_until("its line", lambda line=f"{own}/run: ", process=process: line in process.log())
         log = process.log()
-        assert f"{own}/run: " in log
         assert f"{foreign}/run: " not in log
         assert "is the leader, term 1" in log, "each release has a Lease of its own"
         assert "orbidden" not in log
