@@ -1,7 +1,7 @@
 """Installs Debian's packages of programs that tests use where they are missing.
 
-prometheus evaluates the alerts and the dashboard's queries, chromium opens the web page. Without one, and where it
-cannot be installed, its tests are skipped with the reason.
+prometheus evaluates the alerts and the dashboard's queries, chromium opens the web page. Without one, and
+where it cannot be installed, its tests are skipped with the reason.
 """
 
 from localcluster import packages

@@ -13,6 +13,9 @@ DEADLINE = 180.0
 LONG_DEADLINE = 360.0
 """Seconds for what includes a lost node: 20 s until it is found silent, and the eviction of its pods."""
 POLL_INTERVAL = 0.1
+POLLS_PER_WAIT = 20
+"""A long wait is polled less often, so that it takes little processor time from what it waits for."""
+SLOWEST_POLL = 0.5
 MAX_LOAD_FACTOR = 5.0
 
 
@@ -31,9 +34,9 @@ def wait_until[T](
 
     Args:
         what: Completes "timed out waiting for"; a function is called only when the wait runs out.
-        probe: Called every `interval` seconds.
+        probe: Called every `interval` seconds, after a while every SLOWEST_POLL.
         seconds: Deadline on an idle machine; multiplied by load_factor().
-        interval: Shorter than usual for a state that soon passes.
+        interval: Shorter for a state that soon passes.
 
     Raises:
         TimeoutError: No such result before the deadline.
@@ -43,7 +46,8 @@ def wait_until[T](
         found = probe()
         if found is not None and found is not False and not (isinstance(found, Sized) and not len(found)):
             return found
-        if time.monotonic() - began > seconds * load_factor():
+        waited = time.monotonic() - began
+        if waited > seconds * load_factor():
             text = what if isinstance(what, str) else what()
-            raise TimeoutError(f"timed out after {time.monotonic() - began:.0f} s waiting for {text}")
-        time.sleep(interval)
+            raise TimeoutError(f"timed out after {waited:.0f} s waiting for {text}")
+        time.sleep(max(interval, min(waited / POLLS_PER_WAIT, SLOWEST_POLL)))

@@ -14,12 +14,17 @@ from testkit.faults.rows import ROWS, Row, kinds
 CONTROLLERS = {"pytorchjob": (), "jobset": ("jobset",), "trainjob": ("jobset", "kubeflow-trainer")}
 """Names of the controllers of a backend that are processes of the host, as `Cluster.components` has them."""
 OF_TRAINING_OPERATOR = "the training-operator is killed when a pod is gone"
-SLOWER = (
+EXTENDED = (
+    "a launcher is killed, master",
     "a worker pod exits early with code 0",
     "the master pod exits early with code 0",
+    "the newest checkpoint's .metadata is torn",
+    "the newest checkpoint's metadata.json is torn",
+    "the newest checkpoint's tracker is torn",
+    "the newest checkpoint's tracker is empty",
     "a node is lost permanently",
 )
-"""Not among the quick rows, and decided by the controller of the job."""
+"""Not among the quick rows, and tried with each kind of job."""
 
 
 def controllers_running(cluster: Cluster, backend: str) -> contextlib.AbstractContextManager[None]:
@@ -36,7 +41,7 @@ def controllers_running(cluster: Cluster, backend: str) -> contextlib.AbstractCo
 
 
 def rows_with(backend: str) -> tuple[Row, ...]:
-    """The quick rows and SLOWER, each controller of the backend killed. Raises KeyError."""
+    """The quick rows and EXTENDED, each controller of the backend killed. Raises KeyError."""
     killed = tuple(
         Row(
             f"the controller {name} is killed when a pod is gone",
@@ -47,6 +52,6 @@ def rows_with(backend: str) -> tuple[Row, ...]:
         for name in CONTROLLERS[backend]
     )
     kept = [
-        row for row in ROWS if row.name in SLOWER or not (row.extended or row.name == OF_TRAINING_OPERATOR)
+        row for row in ROWS if row.name in EXTENDED or not (row.extended or row.name == OF_TRAINING_OPERATOR)
     ]
     return (*kept, *killed)

@@ -100,6 +100,7 @@ PODS = (
         kinds("pod"),
         r"{pod}",
         reported=("pod", "node"),
+        extended=True,
     ),
     Row(
         "a worker pod is force-deleted",
@@ -151,8 +152,8 @@ def _damaged(
             kinds("rank"),
             SIGKILL,
             resumes=resumes,
-            # A shard torn at its full length is detected only on loading, which costs another restart.
-            extended=(how in ("empty", "missing") and what != "tracker") or (how, what) == ("torn", "shard"),
+            # The trainer's tests damage each file in each way, with real ranks and without pods.
+            extended=how != "truncated" and (how, what) != ("missing", "tracker"),
         )
         for how, way in ways
     )

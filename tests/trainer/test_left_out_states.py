@@ -97,6 +97,7 @@ def test_a_killed_run_resumes_with_its_optimizer_and_other_random_numbers(made: 
     assert without_dropout.distinct_losses() == undisturbed.distinct_losses()
 
 
+@pytest.mark.repeats
 def test_checkpoints_of_either_kind_are_loaded_after_an_edit(made: NewGang, whole: Gang) -> None:
     run = made()
     assert until_iteration(run, SAVE_INTERVAL) == 0, run.log()[-3000:]
@@ -110,6 +111,7 @@ def test_checkpoints_of_either_kind_are_loaded_after_an_edit(made: NewGang, whol
     )
 
 
+@pytest.mark.repeats
 def test_the_layout_changes_without_optimizer_states(made: NewGang) -> None:
     run, same_layout = (made(NO_OPTIMIZER, *MODEL.split()) for _ in range(2))
     for each in (run, same_layout):
@@ -121,6 +123,7 @@ def test_the_layout_changes_without_optimizer_states(made: NewGang) -> None:
         assert run.losses()[iteration] == [pytest.approx(loss, rel=1e-4)], iteration
 
 
+@pytest.mark.repeats
 def test_a_run_with_megatron_fsdp_resumes_without_random_states(made: NewGang) -> None:
     undisturbed, run = (made(*MODEL.split(), *FSDP) for _ in range(2))
     for each in (undisturbed, run):

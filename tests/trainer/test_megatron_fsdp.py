@@ -109,6 +109,7 @@ def test_another_number_of_ranks_continues(
         assert losses[iteration] == [pytest.approx(loss, rel=1e-4)], iteration
 
 
+@pytest.mark.repeats
 def test_gated_products_in_bf16_resume(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm: WarmProcess
 ) -> None:

@@ -93,7 +93,12 @@ def assert_trained_alike(run: Gang, expected: Gang) -> None:
 
 @pytest.mark.parametrize(
     ("model", "pipeline"),
-    [(LAYER_NORM, 1), (UNTIED, 1), (EACH_HEAD, 1), (EACH_HEAD, 2)],
+    [
+        (LAYER_NORM, 1),
+        pytest.param(UNTIED, 1, marks=pytest.mark.repeats),
+        pytest.param(EACH_HEAD, 1, marks=pytest.mark.repeats),
+        (EACH_HEAD, 2),
+    ],
     ids=["LayerNorm", "RMSNorm", "norms of heads", "norms of heads, tied embedding in two stages"],
 )
 def test_ranks_that_split_sequences_train_as_one_does(trained: Trained, model: str, pipeline: int) -> None:
@@ -105,8 +110,8 @@ def test_ranks_that_split_sequences_train_as_one_does(trained: Trained, model: s
 @pytest.mark.parametrize(
     ("model", "ranks", "layout"),
     [
-        (EXPERTS, 2, sizes(tensor=2)),
-        (SHARED_EXPERT, 2, sizes(tensor=2, expert_tensor=1)),
+        pytest.param(EXPERTS, 2, sizes(tensor=2), marks=pytest.mark.repeats),
+        pytest.param(SHARED_EXPERT, 2, sizes(tensor=2, expert_tensor=1), marks=pytest.mark.repeats),
         (SHARED_EXPERT, 2, sizes(tensor=2, expert=2, expert_tensor=1)),
         (EXPERTS, 4, sizes(tensor=2, expert=2)),
         (SHARED_EXPERT, 4, sizes(tensor=2, pipeline=2)),

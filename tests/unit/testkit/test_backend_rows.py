@@ -2,7 +2,7 @@
 
 import pytest
 
-from testkit.faults.backends import CONTROLLERS, OF_TRAINING_OPERATOR, SLOWER, rows_with
+from testkit.faults.backends import CONTROLLERS, EXTENDED, OF_TRAINING_OPERATOR, rows_with
 from testkit.faults.rows import ROWS
 
 
@@ -12,5 +12,5 @@ def test_other_kinds_of_job_get_all_quick_rows_but_that_of_the_training_operator
     quick = {row.name for row in ROWS if not row.extended}
     assert OF_TRAINING_OPERATOR in quick
     assert quick - set(names) == {OF_TRAINING_OPERATOR}
-    assert set(SLOWER) < set(names)
-    assert len(names) == len(set(names)) == len(quick) - 1 + len(SLOWER) + len(CONTROLLERS[backend])
+    assert set(EXTENDED) < set(names)
+    assert len(names) == len(set(names)) == len(quick) - 1 + len(EXTENDED) + len(CONTROLLERS[backend])
