@@ -83,7 +83,7 @@ def platform_seeds() -> list[Any]:
         "env": {"NCCL_DEBUG": "INFO"},
         "resources": {"cpu": "64", "memory": "512Gi"},
         "shmSize": "64Gi",
-        "nodeLostAfter": 30,
+        "nodeLostAfter": "1m",
         "bindCpus": True,
         "computeDomain": True,
         "pricePerGpuHour": 2.5,

@@ -5,7 +5,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.bounds import Accelerators, Name, PerNode, Positive, Seconds
+from megatron_operator.api.bounds import Accelerators, Name, PerNode, Positive
+from megatron_operator.api.duration import Duration
 from megatron_operator.api.hardware import canonical
 from megatron_operator.api.pod_environment import KeyReference
 from megatron_operator.api.pod_template import PodTemplateOverlay
@@ -86,8 +87,8 @@ class AcceleratorProfile(ApiModel):
     """Labels of nodes of this kind; they become required node affinity."""
     tolerations: list[Toleration] = Field(default_factory=list)
     """Taints that pods of this kind tolerate."""
-    node_lost_after: Seconds = 30
-    """Seconds that a node may be unreachable or not ready before its pods are replaced."""
+    node_lost_after: Duration = 30
+    """How long a node may be unreachable or not ready before its pods are replaced: `1m`, or seconds."""
     topology: Annotated[list[LabelKey], Field(max_length=16)] = Field(default_factory=list)
     """Node labels, nearest first, that the pods of a run should share."""
     required_topology: LabelKey | None = None
@@ -222,8 +223,8 @@ class Maintenance(ApiModel):
     """Keys of node labels and annotations with the time at which maintenance starts, in seconds since 1970 or
     RFC 3339 with a zone: they announce it too, until a day after it. A run stays until `leadTime` before it.
     The default is that of GKE; an empty list turns it off."""
-    lead_time: Seconds = 900
-    """Seconds before the start at which a run moves, and the grace period of its pods before that."""
+    lead_time: Duration = 900
+    """How long before the start a run moves, besides the grace period of its pods: `15m`, or seconds."""
     device_taints: bool = True
     """Whether a taint of a device that a run uses announces it too, where Kubernetes allocates devices
     dynamically: of effect NoSchedule or NoExecute, set by the driver or by a DeviceTaintRule."""

@@ -266,6 +266,25 @@ def test_a_lead_time_without_start_times_is_refused() -> None:
     assert error.fix == "set startTimes, or leave it out"
 
 
+@pytest.mark.parametrize(("written", "seconds"), [(900, 900), ("900s", 900), ("15m", 900), ("1h30m", 5400)])
+def test_durations_are_seconds_or_have_units(written: Any, seconds: int) -> None:
+    content = {"accelerators": {"h100": {"nodeLostAfter": written}}, "maintenance": {"leadTime": written}}
+    platform = parse_platform(content, "platform")
+    assert platform.accelerators["h100"].node_lost_after == seconds
+    assert platform.maintenance.lead_time == seconds
+
+
+def test_what_is_no_duration_is_refused_with_examples() -> None:
+    content = {"accelerators": {"h100": {"nodeLostAfter": "30"}}, "maintenance": {"leadTime": "15 min"}}
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_platform(content, "platform")
+    fix = "use seconds, or for example 10m or 1h30m"
+    assert {(each.field, each.message, each.fix) for each in caught.value.errors} == {
+        ("platform.accelerators.h100.nodeLostAfter", "invalid duration '30'", fix),
+        ("platform.maintenance.leadTime", "invalid duration '15 min'", fix),
+    }
+
+
 @pytest.mark.parametrize("key", ["bad key!", "", "/start", "example.com/"])
 def test_a_start_time_that_no_label_or_annotation_can_have_is_refused(key: str) -> None:
     with pytest.raises(InvalidRecipeError) as caught:
