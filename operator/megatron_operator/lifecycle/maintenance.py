@@ -148,6 +148,16 @@ def to_leave(recovery: RecoveryStatus, now: float) -> dict[str, str]:
     }
 
 
+def about_to_start(recovery: RecoveryStatus, now: float) -> frozenset[str]:
+    """Nodes on which a new pod would soon end: their maintenance starts within the hour, and it is too late
+    to leave them in time."""
+    return frozenset(
+        name
+        for name, each in recovery.maintenance.items()
+        if (seconds(each.leave_at) or now) <= now < (seconds(each.starts_at) or 0.0) < now + HOUR
+    )
+
+
 def until_departure(recovery: RecoveryStatus, now: float) -> float | None:
     """Seconds until the run is to leave the next node; None: nothing is to be awaited."""
     due = [seconds(each.leave_at) or 0.0 for each in recovery.maintenance.values() if each.avoided_at is None]

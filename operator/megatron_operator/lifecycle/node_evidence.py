@@ -78,6 +78,7 @@ def release(recovery: RecoveryStatus, nodes: Collection[str], now: float) -> Rec
     """Use nodes again because the run has no others. `now` is in Unix seconds.
 
     What a node reports itself stays, but is not held against it for a while: it would be found again at once.
+    A node that the run has to leave only later, for maintenance that was announced, is left again then.
     """
     reported = {
         name: each.model_copy(update={"released_at": timestamp(now)})
@@ -85,7 +86,17 @@ def release(recovery: RecoveryStatus, nodes: Collection[str], now: float) -> Rec
         if name in nodes and reported_by_node(each)
     }
     released = forget_evidence(recovery, *nodes)
-    return released.model_copy(update={"node_evidence": released.node_evidence | reported})
+    announced = {
+        name: each.model_copy(update={"avoided_at": None, "not_avoided": None})
+        for name, each in recovery.maintenance.items()
+        if name in nodes and (seconds(each.leave_at) or 0.0) > now
+    }
+    return released.model_copy(
+        update={
+            "node_evidence": released.node_evidence | reported,
+            "maintenance": recovery.maintenance | announced,
+        }
+    )
 
 
 def reported_by_node(evidence: NodeEvidence) -> bool:

@@ -214,7 +214,8 @@ class Observation:
     capacity: ElasticCapacity | None = None
     """None: not known, or the run is not elastic."""
     releasable: frozenset[str] = frozenset()
-    """Avoided nodes that are ready and have free accelerators for a pod of the run."""
+    """Avoided nodes that are ready and have free accelerators for a pod of the run, and whose maintenance is
+    not about to start."""
     in_another_domain: bool = False
     """As in Capacity."""
     avoidance: AvoidanceLimits | None = None

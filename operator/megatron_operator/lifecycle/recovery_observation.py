@@ -6,7 +6,12 @@ from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.maintenance import judge_maintenance, plan_move, record_staying
+from megatron_operator.lifecycle.maintenance import (
+    about_to_start,
+    judge_maintenance,
+    plan_move,
+    record_staying,
+)
 from megatron_operator.lifecycle.node_choice import record_kept
 from megatron_operator.lifecycle.node_evidence import is_conclusive
 from megatron_operator.lifecycle.node_health import avoidance_limits
@@ -74,7 +79,7 @@ def observe(
         early_exit=snapshot.early_exit,
         waiting_since=seconds(recovery.waiting_since),
         capacity=capacity.elastic,
-        releasable=capacity.releasable_nodes,
+        releasable=capacity.releasable_nodes - about_to_start(recovery, snapshot.now),
         in_another_domain=capacity.in_another_domain,
         avoidance=avoidance_limits(recovery, capacity.places, snapshot.size, rules, snapshot.now),
         maintenance=plan_move(recovery, capacity.room, snapshot.size, rules, snapshot.now),

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import HISTORY_LIMIT
 
-from tests.unit.controller.simulated_cluster import GRACE
-from tests.unit.controller.simulated_run import Run
+from tests.unit.controller import whole_operator
+from tests.unit.controller.simulated_cluster import GRACE, Node
+from tests.unit.controller.simulated_run import Run, run_on
 
 ANNOUNCED = "node condition VMEventScheduled=True"
 
@@ -157,6 +159,42 @@ def test_a_run_that_came_back_for_lack_of_room_does_not_move_again(run: Run) -> 
     pass_time(run, 60)
     assert [each["kind"] for each in run.incidents] == ["maintenance"]
     assert nodes(run) == {"node-0", "node-1"}
+
+
+def test_a_run_that_had_to_take_a_node_before_its_start_leaves_it_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    platform = whole_operator.CONFIG.platform.model_copy(update={"bad_nodes": BadNodes(max_share=1)})
+    with run_on(platform, monkeypatch) as run:
+        run.cluster.nodes["node-3"] = Node("node-3")
+        run.until(run.trains)
+        start = run.cluster.now + 1900
+        run.cluster.nodes["node-2"].maintenance_at = start
+        announce(run, "node-1")
+        run.until(recovered(run))
+        assert run.status["recovery"]["nodesAvoided"] == ["node-1", "node-2"]
+        run.cluster.nodes["node-1"].taken = True
+        run.cluster.node_dies("node-3")
+        run.until(lambda: nodes(run) == {"node-0", "node-2"} and run.trains())
+        run.cluster.node_returns("node-3")
+        run.until(lambda: run.cluster.now >= start - 900 - GRACE - 2, seconds=1000)
+        assert nodes(run) == {"node-0", "node-2"}
+        run.until(lambda: nodes(run) == {"node-0", "node-3"} and run.trains())
+        assert run.cluster.now < start
+        assert [each["kind"] for each in run.incidents] == ["maintenance", "node", "maintenance"]
+
+
+def test_a_run_without_room_takes_a_node_whose_maintenance_is_about_to_start_only_after_the_start(
+    run: Run,
+) -> None:
+    start = run.cluster.now + 800
+    run.cluster.nodes["node-1"].maintenance_at = start
+    run.until(recovered(run))
+    run.cluster.node_dies("node-2")
+    run.until(lambda: run.cluster.now >= start - 1, seconds=800)
+    assert nodes(run) == {"node-0", None}
+    run.until(lambda: nodes(run) == {"node-0", "node-1"} and run.trains())
+    assert run.status["recovery"].get("nodesAvoided", []) == []
 
 
 def test_a_run_moves_at_most_so_often_in_an_hour(run: Run) -> None:

@@ -8,6 +8,7 @@ from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.maintenance import (
+    about_to_start,
     is_near,
     judge_maintenance,
     maintenance_sign,
@@ -19,6 +20,7 @@ from megatron_operator.lifecycle.maintenance import (
     until_departure,
 )
 from megatron_operator.lifecycle.moves import LONGEST_MOVE, Moves
+from megatron_operator.lifecycle.node_evidence import release
 from megatron_operator.lifecycle.node_state import (
     NodeState,
     NodeStatus,
@@ -303,6 +305,36 @@ def test_an_announcement_moves_a_run_once() -> None:
     assert (after.history[-1].kind, after.history[-1].node) == ("maintenance", "a")
     released = after.model_copy(update={"nodes_avoided": []})
     assert plan(Room(9, 20), recovery=released) is None
+
+
+def test_a_released_node_is_left_again_for_a_start_that_lies_ahead() -> None:
+    avoided = {"avoided_at": timestamp(NOW - 600), "not_avoided": None}
+    ahead = announced("b", starts_at=timestamp(NOW + DAY), leave_at=timestamp(NOW + DAY - 900), **avoided)
+    released = release(ahead.model_copy(update={"nodes_avoided": ["b"]}), ["b"], NOW)
+    back = judged(released, {"b": starting(NOW + DAY)}, "b")
+    assert to_leave(back, NOW) == {}
+    assert until_departure(back, NOW) == DAY - 900
+    assert to_leave(back, NOW + DAY - 900).keys() == {"b"}
+    assert release(ahead, ["a"], NOW).maintenance == ahead.maintenance, "it stays avoided"
+
+
+@pytest.mark.parametrize(
+    ("start", "lead", "expected"),
+    [
+        (NOW + 600, 900, {"a"}),
+        (NOW + 600, 300, set()),
+        (NOW, 900, set()),
+        (NOW + 7200, 10_000, set()),
+        (None, 900, set()),
+    ],
+    ids=["about to start", "can be left in time", "has started", "in two hours", "not known"],
+)
+def test_a_node_is_not_released_while_its_maintenance_is_about_to_start(
+    start: float | None, lead: float, expected: set[str]
+) -> None:
+    fields = {} if start is None else {"starts_at": timestamp(start), "leave_at": timestamp(start - lead)}
+    recovery = announced("a", avoided_at=timestamp(NOW - 60), **fields)
+    assert about_to_start(recovery, NOW) == expected
 
 
 def test_a_cause_names_a_few_nodes() -> None:
