@@ -13,7 +13,7 @@ from megatron_operator.api.errors import shown
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import NODES, ApiClient
 from megatron_operator.controller.collection_watch import CollectionWatch
-from megatron_operator.lifecycle.maintenance import is_near, maintenance_sign
+from megatron_operator.lifecycle.maintenance import is_near, maintenance_sign, maintenance_start
 from megatron_operator.lifecycle.node_state import (
     NodeState,
     NodeStatus,
@@ -75,6 +75,8 @@ class NodeWatch(CollectionWatch[NodeStatus]):
     def announcing(self, rules: Maintenance, now: float, grace: float = 0.0) -> dict[str, str]:
         """Nodes that announce maintenance by these rules, now or soon, and what announces it.
 
+        Those that go first come first.
+
         `grace`: seconds in which the pods of the run that asks save a checkpoint and end.
         """
         nodes = self._kept or {}
@@ -82,7 +84,13 @@ class NodeWatch(CollectionWatch[NodeStatus]):
             node: maintenance_sign(node, rules, now) if is_near(node, rules, now, grace) else None
             for node in set(nodes.values())
         }
-        return {name: sign for name, node in nodes.items() if (sign := signs[node]) is not None}
+        starts = {
+            node: maintenance_start(node, rules, now, grace) or 0.0
+            for node, sign in signs.items()
+            if sign is not None
+        }
+        first = sorted((starts[node], name) for name, node in nodes.items() if node in starts)
+        return {name: sign for _, name in first if (sign := signs[nodes[name]]) is not None}
 
     def taints(self) -> frozenset[Taint] | None:
         """Those of the ready nodes that keep pods away; None before the first list."""

@@ -173,7 +173,9 @@ def plan_move(
 ) -> MaintenanceMove | None:
     """Which nodes the run would leave now, and what stands against it; None: nothing to decide.
 
-    All of them or none are left: a run that stays on one of them would be interrupted twice.
+    All of them or none are left: a run that stays on one of them would be interrupted twice. Of the other
+    nodes that announce maintenance as many are avoided as the caps allow: a pod that is placed on one of the
+    rest leaves it when that is due.
 
     Args:
         recovery: `status.recovery`.
@@ -185,19 +187,21 @@ def plan_move(
     leaving = to_leave(recovery, now)
     if not leaving or room is None:
         return None
-    avoided = {**room.announced, **leaving}
+    needed = leaving.keys() | set(recovery.nodes_avoided)
     share = max(1, int(rules.max_share * room.pool))
     recent = sum(each.kind == KIND and now - (seconds(each.time) or 0.0) < HOUR for each in recovery.history)
     obstacle = None
     if recent >= rules.max_per_hour:
         obstacle = cap(rules, share, by_share=False)
-    elif len(avoided.keys() | set(recovery.nodes_avoided)) > share:
+    elif len(needed) > share:
         obstacle = cap(rules, share, by_share=True)
-    elif len(avoided.keys() | set(recovery.nodes_avoided)) > MAX_NODES:
+    elif len(needed) > MAX_NODES:
         obstacle = f"a run avoids at most {MAX_NODES} nodes"
     elif room.pods < size:
         obstacle = f"the other nodes have no room for all {size} pods now"
-    return MaintenanceMove(leaving, avoided, obstacle)
+    others = [each for each in room.announced.items() if each[0] not in needed]
+    more = max(0, min(share, MAX_NODES) - len(needed))
+    return MaintenanceMove(leaving, {**leaving, **dict(others[:more])}, obstacle)
 
 
 def move_cause(leaving: Mapping[str, str]) -> str:

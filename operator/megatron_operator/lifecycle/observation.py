@@ -161,8 +161,8 @@ class Room:
     pool: int
     """Number of all nodes that match the run, free or not."""
     announced: Mapping[str, str] = field(default_factory=dict)
-    """Other nodes that have free places, but announce maintenance, and what announces it: new pods must avoid
-    them too."""
+    """Other nodes that have free places, but announce maintenance, and what announces it; those that go first
+    come first. New pods should avoid them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class MaintenanceMove:
     leaving: Mapping[str, str]
     """Nodes with pods of the run, and what announces their maintenance."""
     avoid: Mapping[str, str]
-    """These nodes and others that announce it, where new pods could be placed."""
+    """These nodes, and those that go first of the others that announce it, where pods could be placed."""
     obstacle: str | None = None
     """Why the run stays; None: it may move."""
 

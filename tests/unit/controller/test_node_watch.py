@@ -194,6 +194,14 @@ def test_a_scheduled_start_is_reported_and_announces_from_a_day_before_a_run_wou
     assert watch.announcing(rules, near + 1, 300.0) == {"a": f"node label {START}"}
 
 
+def test_of_the_nodes_that_announce_maintenance_those_that_go_first_come_first() -> None:
+    starts = {"a": 1733083200, "b": 1733079600, "d": 1733079600}
+    scheduled_nodes = [scheduled(name, 6, START, str(start)) for name, start in starts.items()]
+    watch, _, _ = watched([event("MODIFIED", each) for each in scheduled_nodes])
+    watch.handle(event("MODIFIED", node("c", 7, taint=TAINT)))
+    assert list(watch.announcing(Maintenance(), 1733076000.0)) == ["c", "b", "d", "a"]
+
+
 def test_a_value_that_is_no_time_is_logged_once_for_each_node_and_key(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

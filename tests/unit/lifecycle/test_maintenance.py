@@ -31,6 +31,7 @@ from megatron_operator.lifecycle.node_state import (
 from megatron_operator.lifecycle.observation import MaintenanceMove, Room
 from megatron_operator.lifecycle.recovery_policy import Move, Wait, decide
 from megatron_operator.lifecycle.status_builder import RecipeKey
+from megatron_operator.lifecycle.status_size import MAX_NODES
 
 from tests.unit.lifecycle.observations import HEALTHY, on_nodes
 
@@ -282,11 +283,21 @@ def test_a_run_leaves_all_announced_nodes_or_none() -> None:
     assert plan(Room(1, 20), "a").obstacle == "the other nodes have no room for all 2 pods now"
 
 
-def test_other_announced_nodes_with_free_places_are_avoided_too_and_count() -> None:
+def test_other_announced_nodes_with_free_places_are_avoided_too_as_far_as_the_caps_allow() -> None:
     free = plan(Room(9, 20, {"c": "node taint y"}), "a")
     assert (free.obstacle, set(free.avoid)) == (None, {"a", "c"})
-    share = "platform.badNodes.maxShare 0.1 of the nodes allows 2 nodes"
-    assert plan(Room(9, 20, dict.fromkeys("cd", "node taint y")), "a").obstacle == share
+    night = {f"night-{index:02}": "node label y" for index in range(11)}
+    some = plan(Room(40, 100, night), "a")
+    assert some.obstacle is None, "free nodes that start later keep no run on one that goes"
+    assert set(some.avoid) == {"a", *sorted(night)[:9]}, "those that go first"
+    recovery = announced("a").model_copy(update={"nodes_avoided": ["bad"]})
+    assert set(plan(Room(9, 30, night), recovery=recovery).avoid) == {"a", "night-00"}
+
+
+def test_a_run_avoids_no_more_announced_nodes_than_a_status_holds() -> None:
+    night = {f"night-{index:04}": "node label y" for index in range(2 * MAX_NODES)}
+    move = plan(Room(900, 20 * MAX_NODES, night), "a", max_share=1)
+    assert (move.obstacle, len(move.avoid)) == (None, MAX_NODES)
 
 
 def test_nodes_that_are_avoided_already_count() -> None:
