@@ -70,6 +70,7 @@ class CapacityFinder:
         self._cluster = ClusterReader(api, devices)
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
         self._again: dict[RecipeKey, tuple[tuple[object, ...], bool]] = {}
+        self._watch = watch
         self._room = RoomFinder(watch, devices)
         self._growths = Growths()
         self._inherited = InheritedRuns(caches)
@@ -134,7 +135,7 @@ class CapacityFinder:
         `maintenance`: what announces that a node will go.
         """
         self._room.follow(maintenance)
-        capacity = await self._find(status, snapshot, limits)
+        capacity = await self._find(status, snapshot, limits, maintenance)
         if self._room.arrived(status, snapshot):
             self._cluster.expire()
         if not self._allowed or not self._room.concerns(status, snapshot):
@@ -164,7 +165,9 @@ class CapacityFinder:
         fits = await asyncio.to_thread(fitting_pods, cluster, template, own)
         return avoiding_domains(job, keys[0], too_small(cluster.nodes, keys, fits, backend_of(job).size(job)))
 
-    async def _find(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
+    async def _find(
+        self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, maintenance: Maintenance
+    ) -> Capacity:
         recovery = status.recovery
         waiting = recovery.waiting_since is not None
         resizable = limits.elastic is not None and (waiting or recovery.elastic is not None)
@@ -188,6 +191,10 @@ class CapacityFinder:
             if await self._in_another_domain(status, snapshot, cluster, template, fitting, best):
                 self._found[status.key] = _Found(decided, _leaving(status.key, snapshot, cluster, best))
                 return Capacity(in_another_domain=True)
+        if resizable and not waiting and self._watch is not None:
+            # A run that grows onto a node that will go would soon have to leave it.
+            going = self._watch.announcing(maintenance, status.now, snapshot.longest_grace).keys() - placed
+            fitting = {name: count for name, count in fitting.items() if name not in going}
         # Pods that have a node keep those that wait in their topology domain; to grow, all get others.
         fitting = usable_by_gang(cluster, template, fitting, placed if waiting else ())
         self._found[status.key] = _Found(decided, _leaving(status.key, snapshot, cluster, fitting))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import pytest
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.platform import Maintenance
@@ -12,6 +13,7 @@ from megatron_operator.api.status import CheckpointStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import NODES, Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.checkpoint_compatibility import NEXT_CHECKPOINT, RESHARDABLE
 from megatron_operator.lifecycle.observation import Elastic, Limits
 from megatron_operator.lifecycle.snapshot import RunSnapshot
@@ -109,6 +111,53 @@ def test_of_two_runs_that_saw_the_same_node_free_the_second_looks_again() -> Non
         assert await two.larger() is None
 
     asyncio.run(scenario())
+
+
+class AnnouncingNodes(ThreeNodes):
+    """Labels of the nodes have the starts of their maintenance."""
+
+    def __init__(self, starts: dict[str, float]) -> None:
+        self.starts = starts
+
+    async def versioned_pages(
+        self, _resource: Resource, _namespace: None
+    ) -> AsyncIterator[tuple[str, list[Any]]]:
+        [key] = Maintenance().start_times
+        labels = {name: {key: str(int(self.starts[name]))} if name in self.starts else {} for name in "abc"}
+        yield "1", [{"metadata": {"name": name, "labels": labels[name]}} for name in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("starts", "larger"),
+    [
+        ({"c": NOW + 600}, None),
+        ({"c": NOW + 7 * 86_400}, 16),
+        ({"a": NOW + 7200}, 16),
+        ({"b": NOW + 600}, 16),
+    ],
+    ids=["the-free-node", "the-free-node-in-a-week", "its-own", "that-of-another-run"],
+)
+async def test_a_run_does_not_grow_onto_a_node_whose_maintenance_is_near(
+    starts: dict[str, float], larger: int | None
+) -> None:
+    api: Any = AnnouncingNodes(starts)
+    watch = NodeWatch(api, lambda _run: None)
+    await watch.refresh()
+    planning: Any = AnyCount()
+    run = ShrunkRun("one", "a", CapacityFinder(api, planning, watch, allowed=True))
+    assert await run.larger() == larger
+
+
+async def test_a_run_that_waits_counts_the_node_that_its_pod_may_get() -> None:
+    api: Any = AnnouncingNodes({"c": NOW + 600})
+    watch = NodeWatch(api, lambda _run: None)
+    await watch.refresh()
+    planning: Any = AnyCount()
+    run = ShrunkRun("one", "a", CapacityFinder(api, planning, watch, allowed=True))
+    run.status.set_recovery(elastic=None, waiting_since=timestamp(NOW))
+    found = (await run.finder.find(run.status, run.snapshot, LIMITS, Maintenance())).elastic
+    assert found is not None
+    assert found.fits == 16
 
 
 class Judging(AnyCount):
