@@ -104,6 +104,7 @@ def platform_seeds() -> list[Any]:
         "badNodes": {
             "cordon": True,
             "uncordonByCheck": True,
+            "moveRuns": True,
             "maxShare": 0.2,
             "maxPerHour": 2,
             "conditions": ["A=False"],

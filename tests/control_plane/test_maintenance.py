@@ -7,6 +7,7 @@ from megatron_operator.api.times import seconds
 
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
+from tests.control_plane.conftest import PlatformWith
 from tests.control_plane.nodes import Pool
 from tests.control_plane.test_bad_nodes import avoided_nodes
 from tests.control_plane.world import World
@@ -34,10 +35,13 @@ def taint(world: World, node: str, *keys: str) -> None:
 
 def set_scheduled(world: World, node: str, status: str) -> None:
     """Set the condition of AKS' node-problem-detector, which keeps no pods away."""
-    now = "2026-01-01T00:00:00Z"
-    scheduled = {"type": "VMEventScheduled", "status": status, "lastTransitionTime": now}
+    set_condition(world, node, "VMEventScheduled", status)
+
+
+def set_condition(world: World, node: str, kind: str, status: str) -> None:
+    condition = {"type": kind, "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     known = world.api.get("Node", None, node)["status"].get("conditions") or []
-    conditions = [*(each for each in known if each["type"] != scheduled["type"]), scheduled]
+    conditions = [*(each for each in known if each["type"] != kind), condition]
     world.api.patch("Node", None, node, {"status": {"conditions": conditions}}, "status")
 
 
@@ -114,3 +118,19 @@ def test_a_run_trains_on_where_it_has_no_other_place(world: World, pool: Callabl
         return not recipe["status"]["recovery"].get("maintenance")
 
     wait_until("the announcement to be forgotten", forgotten)
+
+
+def test_a_sign_of_failed_hardware_moves_a_run_only_where_the_platform_has_it(
+    world: World, pool: Callable[[int], Pool], platform_with: PlatformWith
+) -> None:
+    nodes = pool(3)
+    state = begin(world, nodes)
+    leaves, before = state.node_of("worker-0"), state.uid_of("worker-0")
+    set_condition(world, leaves, "SysLogsXIDError", "True")
+    state = world.train("run", 61, checkpoint=50)
+    assert (state.uid_of("worker-0"), state.recovery.get("maintenance")) == (before, None)
+    with platform_with({"badNodes": {"moveRuns": True}}):
+        why = f"maintenance of {leaves} (node condition SysLogsXIDError=True)"
+        world.wait_for_events("MovedForMaintenance", contains=why)
+        state = world.wait_for("run", pods=2, without=[before])
+        assert avoided_nodes(state) == [leaves]

@@ -187,6 +187,9 @@ class BadNodes(ApiModel):
     those of NVSentinel, AKS' node-problem-detector and EKS' node monitoring agent."""
     taints: Annotated[list[NodeSign], Field(max_length=64)] = Field(default_factory=lambda: list(NODE_TAINTS))
     """Keys of taints that show the same."""
+    move_runs: bool = False
+    """Whether these conditions and taints also move a run that trains on the node, as announced maintenance
+    does; false: they count once the run is interrupted there."""
 
 
 MAINTENANCE_CONDITIONS = ("VMEventScheduled",)

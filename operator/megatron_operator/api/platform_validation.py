@@ -51,6 +51,9 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
     if platform.cpu_jobs is not None:
         errors += _cpu_job_errors(platform.cpu_jobs, f"{at}.cpuJobs")
     errors += _maintenance_errors(platform.maintenance, f"{at}.maintenance")
+    if platform.bad_nodes.move_runs and not (platform.bad_nodes.conditions or platform.bad_nodes.taints):
+        message = "true has no effect while badNodes.conditions and badNodes.taints are empty"
+        errors.append(FieldError(f"{at}.badNodes.moveRuns", message, "name signs in one, or leave it out"))
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
         field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
         errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))

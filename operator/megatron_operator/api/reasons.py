@@ -322,7 +322,8 @@ class Reason(StrEnum):
         "MovedForMaintenance",
         "`Recovering=True`, `Running=False`, Event",
         "A condition, taint or start time of `platform.maintenance` announced that a node will go, or a "
-        "device that the run uses was tainted: the run saved a checkpoint and moves to other nodes. It costs "
+        "device that the run uses was tainted, or, with `platform.badNodes.moveRuns`, a node reports failed "
+        "hardware: the run saved a checkpoint and moves to other nodes. It costs "
         "no restart of the budget.",
     )
     DOMAIN_CHANGED = (

@@ -18,6 +18,7 @@ from megatron_operator.lifecycle.cordoning import (
     healed,
     uncordon_patch,
 )
+from megatron_operator.lifecycle.maintenance import moving_rules
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 WITHOUT_RIGHTS: Final = (
@@ -40,7 +41,10 @@ class Cordoner:
         self._lock = asyncio.Lock()
 
     async def rules(self, status: StatusBuilder) -> tuple[BadNodes, Maintenance]:
-        """The platform's rules for nodes; the defaults, which cordon none, while the file is invalid."""
+        """The platform's rules for bad nodes, and what moves a run off a node.
+
+        The defaults, which cordon none, while the file is invalid.
+        """
         try:
             platform = (await self._config.read(age=RECENT)).platform
         except PriorityClassError as error:
@@ -48,7 +52,7 @@ class Cordoner:
         except InvalidRecipeError as error:
             log.warning("%s: the defaults of platform.badNodes apply: %s", status.key, error)
             return BadNodes(), Maintenance()
-        return platform.bad_nodes, platform.maintenance
+        return platform.bad_nodes, moving_rules(platform.maintenance, platform.bad_nodes)
 
     async def cordon(self, status: StatusBuilder, nodes: tuple[str, ...], rules: BadNodes, pool: int) -> None:
         """Cordon nodes before the status records that the run avoids them.

@@ -15,7 +15,7 @@ from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatu
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.device_taints import one_text
-from megatron_operator.lifecycle.node_health import HOUR, cap, node_sign
+from megatron_operator.lifecycle.node_health import HOUR, cap, hardware_sign, node_sign
 from megatron_operator.lifecycle.node_state import NodeStatus, StartTime, node_of
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.observation import MaintenanceMove, Room
@@ -31,9 +31,30 @@ NAMED: Final = 3
 """Nodes that the cause of a move names."""
 
 
+class MaintenanceAndHardware(Maintenance):
+    """Announced maintenance, and signs of failed hardware that move runs as it does."""
+
+    hardware: BadNodes
+
+
+def moving_rules(maintenance: Maintenance, bad_nodes: BadNodes) -> Maintenance:
+    """What moves a run off a node."""
+    if not bad_nodes.move_runs:
+        return maintenance
+    return MaintenanceAndHardware(**dict(maintenance), hardware=bad_nodes)
+
+
+def _urgent_sign(node: NodeStatus, rules: Maintenance) -> tuple[str, str] | None:
+    """What waits for no start time: a taint, or a sign of failed hardware."""
+    found = node_sign(node, (), rules.taints)
+    if found is None and isinstance(rules, MaintenanceAndHardware):
+        return hardware_sign(node, rules.hardware)
+    return found
+
+
 def maintenance_sign(node: NodeStatus, rules: Maintenance, now: float) -> str | None:
     """What announces maintenance of a node or its devices; None if nothing does."""
-    found = node_sign(node, rules.conditions, rules.taints)
+    found = node_sign(node, rules.conditions, ()) or _urgent_sign(node, rules)
     if found is not None:
         return found[1]
     if node.devices and rules.device_taints:
@@ -46,11 +67,12 @@ def maintenance_start(node: NodeStatus, rules: Maintenance, now: float, grace: f
     """When maintenance of the node starts, seconds since the epoch; None: now, or not known.
 
     A taint is set when the node, or the device, is about to go, whenever its maintenance was to start. A
-    condition may be set minutes before, so that it belongs to no start that is far away.
+    condition may be set minutes before, so that it belongs to no start that is far away. Failed hardware has
+    none.
     """
     first = _first_start(node, now)
-    tainted = node_sign(node, (), rules.taints) is not None or (node.devices and rules.device_taints)
-    if first is None or tainted:
+    urgent = _urgent_sign(node, rules) is not None or (node.devices and rules.device_taints)
+    if first is None or urgent:
         return None
     far = not _is_near(first.time, rules, now, grace)
     return None if far and node_sign(node, rules.conditions, ()) is not None else first.time

@@ -285,6 +285,18 @@ def test_what_is_no_duration_is_refused_with_examples() -> None:
     }
 
 
+def test_signs_that_move_runs_without_any_sign_are_refused() -> None:
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_platform({"badNodes": {"moveRuns": True, "conditions": [], "taints": []}}, "platform")
+    [error] = caught.value.errors
+    assert (error.field, error.message, error.fix) == (
+        "platform.badNodes.moveRuns",
+        "true has no effect while badNodes.conditions and badNodes.taints are empty",
+        "name signs in one, or leave it out",
+    )
+    assert parse_platform({"badNodes": {"moveRuns": True, "taints": []}}, "platform").bad_nodes.move_runs
+
+
 @pytest.mark.parametrize("key", ["bad key!", "", "/start", "example.com/"])
 def test_a_start_time_that_no_label_or_annotation_can_have_is_refused(key: str) -> None:
     with pytest.raises(InvalidRecipeError) as caught:

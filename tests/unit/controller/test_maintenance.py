@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from megatron_operator.api.platform import BadNodes
+from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import HISTORY_LIMIT
 
@@ -195,6 +195,24 @@ def test_a_run_without_room_takes_a_node_whose_maintenance_is_about_to_start_onl
     assert nodes(run) == {"node-0", None}
     run.until(lambda: nodes(run) == {"node-0", "node-1"} and run.trains())
     assert run.status["recovery"].get("nodesAvoided", []) == []
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_signs_of_failed_hardware_move_a_run_that_trains_where_the_platform_has_it(
+    monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    rules = {
+        "bad_nodes": BadNodes(conditions=["VMEventScheduled"], move_runs=moves),
+        "maintenance": Maintenance(conditions=[]),
+    }
+    platform = whole_operator.CONFIG.platform.model_copy(update=rules)
+    with run_on(platform, monkeypatch) as run:
+        run.until(run.trains)
+        run.cluster.nodes["node-1"].maintenance_at = run.cluster.now + 7200
+        announce(run, "node-1")
+        pass_time(run, 120)
+        assert nodes(run) == ({"node-0", "node-2"} if moves else {"node-0", "node-1"})
+        assert [each["kind"] for each in run.incidents] == (["maintenance"] if moves else [])
 
 
 def test_a_run_moves_at_most_so_often_in_an_hour(run: Run) -> None:
