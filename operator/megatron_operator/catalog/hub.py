@@ -12,6 +12,8 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 
 FOLDER: Final = "hub"
 """Folder of a claim in which models of a hub are."""
+FOLDERS: Final = (f"{DATA_DIR}/{FOLDER}/", f"{CHECKPOINT_DIR}/{FOLDER}/")
+"""What the paths of such models begin with."""
 DEFAULT_REVISION: Final = "main"
 
 

@@ -38,6 +38,8 @@ NUMBER_FORMATS: Final = (
 NOT_RECORDED_BEFORE: Final = frozenset({"training.fp4Format", "training.fp4ParamGather"})
 """Settings that a function could bring before contracts had them: that of such a run has none."""
 OPTIMIZER: Final = "training.optimizer"
+MODEL_FOLDER: Final = "init.modelFolder"
+"""The model's folder, also where `init.from.huggingFace` names it."""
 GATES: Final = "moe-mlp-glu-interleave-size"
 """Flag by which the rows of the experts' first weight are in another order."""
 LAYOUT: Final = (
@@ -83,7 +85,7 @@ def checkpoint_contract(
     if resolved.data.tokenizer is not None:
         fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}
     if resolved.engine == "bridge" and not resolved.fine_tunes and resolved.init.folder_of_model:
-        fixed["init.modelFolder"] = resolved.init.folder_of_model
+        fixed[MODEL_FOLDER] = resolved.init.folder_of_model
     if resolved.data.prepare is not None and resolved.data.prepare.tokenizer_vocab_size is not None:
         fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}

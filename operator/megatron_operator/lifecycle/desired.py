@@ -14,8 +14,12 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Plan
 from megatron_operator.api.validation import parse_spec
-from megatron_operator.catalog import Catalog, ResolvedRecipe
-from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract, contract_violations
+from megatron_operator.catalog import Catalog, ResolvedRecipe, hub
+from megatron_operator.lifecycle.checkpoint_compatibility import (
+    MODEL_FOLDER,
+    checkpoint_contract,
+    contract_violations,
+)
 from megatron_operator.lifecycle.plan_cache import PlanCache
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import Manifests, build
@@ -136,7 +140,20 @@ def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[F
     before = status.checkpoint.contract
     if before is None or not has_begun(status):
         return []
-    return contract_violations(before, desired.contract, status.checkpoint.iteration)
+    found = contract_violations(before, desired.contract, status.checkpoint.iteration)
+    field = _field_of_model(desired.run.resolved, before.get(MODEL_FOLDER) or "")
+    return [replace(each, field=field) if each.field == f"spec.{MODEL_FOLDER}" else each for each in found]
+
+
+def _field_of_model(resolved: ResolvedRecipe, before: str) -> str:
+    """The field that names the folder of the model, or that named the folder `before`.
+
+    A recipe has `init.modelFolder` unset where its function has the architecture itself, and refuses it.
+    """
+    init = resolved.init
+    if init.folder_of_model is not None:
+        return f"spec.{init.field_of_model}"
+    return f"spec.init.from.huggingFace.{'name' if before.startswith(hub.FOLDERS) else 'path'}"
 
 
 def has_begun(status: StatusBuilder) -> bool:
