@@ -9,6 +9,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.checks.checkpoint_volume import check_checkpoint_volumes
 from megatron_operator.planner.checks.lint import lint_warnings, suggestions
+from megatron_operator.planner.checks.topology import uplink_notes
 from megatron_operator.planner.estimate.group_communication import communication
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.gradient_overlap import ignores_overlaps, overlaps
@@ -46,6 +47,7 @@ def plan_of(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> P
     found.extend(volumes.errors)
     found.raise_errors()
     notes = [*made.notes, *volumes.notes, *lint_warnings(resolved, made), *suggestions(resolved, made)]
+    notes += uplink_notes(resolved)
     return made.model_copy(update={"notes": notes})
 
 

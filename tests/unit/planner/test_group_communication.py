@@ -124,6 +124,34 @@ def test_uplinks_as_fast_as_the_network_cost_nothing(resolve: Resolve) -> None:
     assert crossings(free, "PP").keys() == {"node", RACK, BLOCK}
 
 
+@pytest.mark.parametrize(
+    ("rack", "block", "note"),
+    [
+        (
+            {"uplinkGBps": 400},
+            {"uplinkGBps": 400},
+            "topologyDomains.example.com/rack.uplinkGBps 400 is above the 50 of the network within it",
+        ),
+        (
+            {"oversubscription": 2},
+            {"uplinkGBps": 40},
+            "topologyDomains.example.com/block.uplinkGBps 40 is above the 25 of the network within it",
+        ),
+        ({"uplinkGBps": 50}, {"uplinkGBps": 25}, None),
+    ],
+)
+def test_the_first_uplink_above_the_network_of_the_accelerator_is_noted(
+    rack: dict[str, float], block: dict[str, float], note: str | None, resolve: Resolve
+) -> None:
+    """Such as one in Gbit/s: it is planned as the network within its domains."""
+    plan = described(resolve, rack, block)
+    found = [each for each in plan.notes if "uplinkGBps" in each]
+    expected = f"platform.accelerators.h100-sxm.{note}, and has no effect"
+    assert [each.partition(";")[0] for each in found] == ([expected] if note else [])
+    if rack == {"uplinkGBps": 400}:
+        assert plan.expected == described(resolve, {}, {}).expected
+
+
 def test_an_exchange_of_experts_leaves_a_rack_with_the_share_of_the_peers_elsewhere(resolve: Resolve) -> None:
     profile = {"topology": [RACK], "topologyDomains": {RACK: {"nodes": 2, "uplinkGBps": 10}}}
     layout = {"tensorModelParallelSize": 1, "expertModelParallelSize": 32, "pipelineModelParallelSize": 1}

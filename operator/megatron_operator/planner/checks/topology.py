@@ -1,6 +1,8 @@
-"""Whether a run fits into one domain of the topology level that its pods must share."""
+"""Whether a run fits into one domain of the topology level that its pods must share, and what uplinks do."""
 
-from megatron_operator.api.errors import FieldError
+from collections.abc import Iterator
+
+from megatron_operator.api.errors import FieldError, field_path
 from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
@@ -36,3 +38,27 @@ def topology_errors(resolved: ResolvedRecipe) -> list[FieldError]:
             f"require a wider level of topology, or set accelerator.count to at most {size}",
         )
     ]
+
+
+def uplink_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+    """The first uplink of a profile above the network of its accelerators, by the planner's table.
+
+    Loading a platform compares uplinks with its data sheet and with each other alone.
+    """
+    name, profile = resolved.accelerator_type, resolved.profile
+    accelerator = hardware.of_profile(name, profile, resolved.per_node)
+    if accelerator is None:
+        return
+    within = accelerator.network_bandwidth / 1e9
+    for key in profile.topology:
+        domain = profile.topology_domains.get(key)
+        if domain is None:
+            continue
+        if domain.uplink_gbps is not None and domain.uplink_gbps > within:
+            at = field_path(f"platform.accelerators.{name}.topologyDomains", key)
+            yield (
+                f"{at}.uplinkGBps {domain.uplink_gbps:g} is above the {within:g} of the network within it, "
+                "and has no effect; it is in 10^9 bytes per second, for each accelerator"
+            )
+            return
+        within = domain.uplink_gbps or within / (domain.oversubscription or 1)
