@@ -17,6 +17,8 @@ SOUND_TEXT: Final = "dataset.sound_text"
 """true: as IMAGE_TEXT, of sound and text."""
 MODEL_FOLDER: Final = "hub.path"
 """Folder with config.json and tokenizer of the model, read wherever the function names a model of the hub."""
+BASE_OF_EXPORT: Final = "hub.export_base"
+"""Folder with the config.json that the run's result is exported with, and whose rows it must have."""
 NULL_TOKENIZER: Final = "NullTokenizer"
 """Value of `tokenizer.tokenizer_type` for random tokens; the trainer sets the size of its vocabulary."""
 BLEND: Final = "dataset.blend"
@@ -35,8 +37,8 @@ PEFT_SCHEME: Final = "peft.scheme"
 class BridgeRun:
     """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
 
-    BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME and SOUND_TEXT
-    are not in a ConfigContainer; the trainer reads them.
+    BASE_OF_EXPORT, BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME
+    and SOUND_TEXT are not in a ConfigContainer; the trainer reads them.
     """
 
     function: str

@@ -220,6 +220,7 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
     """Why the trainer does not set the overrides of a run in what its function returns, or why Bridge refuses
     the samples' settings; None if it does and Bridge does not."""
     from megatron_contract.bridge_run import (
+        BASE_OF_EXPORT,
         BLEND,
         CHATS,
         IMAGE_TEXT,
@@ -241,7 +242,10 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
         config.dataset = configuration._image_text(run)
     elif diffusion.is_diffusion(config):
         diffusion.set_dataset(config, fine_tunes="_sft_" in run.function)
-    ours = (BLEND, CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME, SOUND_TEXT)
+    ours = (
+        *(BASE_OF_EXPORT, BLEND, CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME),
+        SOUND_TEXT,
+    )
     try:
         for path, value in run.overrides.items():
             if path not in ours:

@@ -173,6 +173,38 @@ def test_a_run_keeps_the_rows_of_its_checkpoints_when_its_export_is_removed(
         assert _tensors(saved)["embedding.word_embeddings.weight"][0] == rows
 
 
+def test_an_export_of_a_run_with_the_rows_of_its_tokenizer_is_refused_before_it_trains(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess
+) -> None:
+    """An export that is added later, or of another run. Tokens of DeepSeek-V2 are padded to 3200."""
+    recipe, family, _ = EXPORTED[0]
+    case = next(case for case in CASES if case.recipe == recipe)
+    of_family, rows = by_name(family), 4096
+
+    def run(case: PretrainingCase, **settings: Any) -> PretrainingGang:
+        folder = tmp_path_factory.mktemp("run")
+        made = PretrainingGang(folder, warm_bridge, corpus, case, **settings)
+        larger = replace(of_family, sizes={**of_family.sizes, "vocab_size": rows})
+        write_model(larger, folder / "data" / "model")
+        return made
+
+    exported: dict[str, Any] = {"export": {"huggingFace": {"path": "/data/out"}}}
+    first = run(case)
+    first.run_to_end()
+    init = {"modelFolder": "/data/model", "from": {"recipe": "first"}}
+    volume = {"saveInterval": SAVED_EVERY, "volume": {"claimName": "runs"}}
+    weights = {"checkpoint.pretrained_checkpoint": str(first.save)}
+    of_first = replace(case, overrides={**case.overrides, **weights})
+    second = run(of_first, init=init, checkpoint=volume, **exported)
+    first.edit(_spec(case) | {"training": _training(4) | {"evalIters": 0}} | exported)
+    for each, losses in ((first, [1, 2]), (second, [])):
+        each.run_to_end(int(ExitCode.BAD_DATA))
+        message = each.termination(0)["message"]
+        assert f"/data/model has {rows} rows of the vocabulary, and the model of this run has 3200" in message
+        assert "leave export out, or start a new recipe from imported weights" in message
+        assert sorted(each.losses()) == losses
+
+
 @pytest.mark.parametrize("recipe", ["deepseek-v2-lite", "step3.5-196b-a11b"])
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     recipe: str, tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from megatron_contract.bridge_run import MODEL_FOLDER, Value
+from megatron_contract.bridge_run import BASE_OF_EXPORT, MODEL_FOLDER, Value
 from megatron_contract.exit_codes import ExitCode
 
 from testkit.weights.warm import WarmConverter
-from tests.trainer.bridge_run import ITERATIONS, SAVED_EVERY, BridgeGang, NewRun
+from tests.trainer.bridge_run import ITERATIONS, SAVED_EVERY, VOCABULARY, BridgeGang, NewRun
 
 LORA: dict[str, Value] = {"peft__dim": 8, "peft__dropout": 0.0}
 LORA |= {f"{section}__use_distributed_optimizer": True for section in ("ddp", "optimizer")}
@@ -108,6 +108,24 @@ def test_an_export_merges_adapters_into_the_checkpoint_that_they_were_trained_on
         first_loss(new_run("sft", **{FROM: str(folder)})) for folder in (imported, adapted.save)
     )
     assert by_files == pytest.approx(by_run, rel=1e-6)
+
+
+def test_adapters_of_weights_with_fewer_rows_than_their_export_needs_are_refused_before_they_train(
+    new_run: NewRun, pretrained: BridgeGang, tmp_path: Path
+) -> None:
+    model = Path(str(pretrained.overrides[MODEL_FOLDER]))
+    larger = json.loads((model / "config.json").read_text()) | {"vocab_size": VOCABULARY + 8}
+    (tmp_path / "config.json").write_text(json.dumps(larger))
+    weights: dict[str, Value] = {FROM: str(pretrained.save)}
+    run = new_run("peft", **LORA, **weights, **{BASE_OF_EXPORT.replace(".", "__"): str(tmp_path)})
+    run.run_to_end(int(ExitCode.BAD_DATA))
+    message = run.termination(0)["message"]
+    assert (
+        f"{tmp_path} has {VOCABULARY + 8} rows of the vocabulary, and the model of {pretrained.save}"
+        in message
+    )
+    assert f"has {VOCABULARY}, as its tokenizer" in message
+    assert not run.losses()
 
 
 def test_new_adapters_keep_the_weights_of_a_run_that_trains_on(

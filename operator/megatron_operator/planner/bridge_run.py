@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from megatron_contract.bridge_run import (
+    BASE_OF_EXPORT,
     BLEND,
     CHATS,
     IMAGE_TEXT,
@@ -266,6 +267,8 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
     if export is not None and resolved.init.source is None:
         # Else of the tokenizer, which the model's config.json may exceed.
         yield VOCABULARY_OF_TOKENIZER, False
+    if export is not None and _may_lack_rows(resolved):
+        yield BASE_OF_EXPORT, resolved.init.base_of_export or export.hugging_face.base
     if tokenizer is not None and (tokenizer.tokenizer_model or tokenizer.tokenizer_type == NULL_TOKENIZER):
         yield "tokenizer.tokenizer_type", tokenizer.tokenizer_type
         yield "tokenizer.tokenizer_model", tokenizer.tokenizer_model
@@ -294,6 +297,18 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
         yield from _files(
             f"{DATA_DIR}/{data.dataset_root}", name, evaluates=resolved.training.eval_iters != 0
         )
+
+
+def _may_lack_rows(resolved: ResolvedRecipe) -> bool:
+    """Whether the weights of a run may have fewer rows of the vocabulary than config.json names.
+
+    Those of a run with the tokenizer's vocabulary: what pretrains keeps them, also after an edit of `init`,
+    and adapters are merged into them. Fine-tuning of all weights adds rows.
+    """
+    if not resolved.fine_tunes:
+        return True
+    source = resolved.init.source
+    return resolved.peft is not None and source is not None and source.hugging_face is None
 
 
 def _corpus(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:

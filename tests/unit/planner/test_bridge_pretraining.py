@@ -159,6 +159,26 @@ def test_a_run_from_random_weights_that_is_exported_has_the_vocabulary_of_the_mo
     assert words[words.index("--base") + 1] == "/data/model"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [{"recipe": "first"}, {"megatron": {"path": "/data/first"}}, {"huggingFace": {"path": "/data/base"}}],
+)
+def test_the_trainer_compares_the_rows_of_a_run_with_those_that_its_export_needs(
+    source: dict[str, Any],
+) -> None:
+    """Before it trains: those of a checkpoint with a tokenizer's vocabulary are kept, and may be fewer."""
+    run = {"data": BLEND, "init": INIT | {"from": source}, "checkpoint": {"volume": {"claimName": "runs"}}}
+    base = "/data/base" if "huggingFace" in source else "/data/model"
+    found = overrides(export=EXPORT, **run)
+    assert found["hub.export_base"] == base
+    assert "tokenizer.use_tokenizer_vocab_size" not in found
+    assert "hub.export_base" not in overrides(**run)
+    tuned = run | {"data": VOLUME | {"datasetRoot": "answers"}}
+    for recipe, needed in (("gemma2-2b-lora", base != "/data/base"), ("gemma2-2b-sft", False)):
+        merged = EXPORT | ({"merge": True} if recipe.endswith("lora") else {})
+        assert ("hub.export_base" in overrides(recipe, export=merged, **tuned)) is needed
+
+
 def test_an_export_of_a_function_with_its_own_architecture_names_the_base_that_it_is_compared_with() -> None:
     base = {"huggingFace": {"path": "/data/out", "base": "/data/base"}}
     assert overrides("olmoe-7b", init=None, export=base)["hub.path"] == "/data/base"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from megatron_contract.bridge_run import (
+    BASE_OF_EXPORT,
     BLEND,
     CHATS,
     IMAGE_TEXT,
@@ -65,8 +66,8 @@ from megatron_trainer.worker.failures import RankError
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
 _OURS = (
-    *(BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME),
-    SOUND_TEXT,
+    *(BASE_OF_EXPORT, BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER),
+    *(PEFT_SCHEME, SOUND_TEXT),
 )
 _TRAINING_FILE = "training.jsonl"
 _PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
@@ -210,6 +211,8 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
     if weights is not None and isinstance(folder, str):
         model_folder.follow(config.model, Path(folder), rows_differ=pretrains(run))
         model_folder.predict(config.model, weights.base)
+        if config.peft is not None:
+            vocabulary.require_rows_below_adapters(weights.base, run.overrides.get(BASE_OF_EXPORT))
     elif isinstance(folder, str) and run.overrides.get(vocabulary.OF_TOKENIZER) is False:
         # Its export has the configuration of the folder.
         config.model.vocab_size = model_folder.vocabulary(Path(folder))
@@ -309,7 +312,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _answer_from(folder: Path) -> None:
-    """Have transformers read the folder for every name of a model: no hub is reached.
+    """Have transformers read the folder for every name of a model, but another folder: no hub is reached.
 
     Code of the folder is not run, for which some functions ask.
     """
@@ -319,8 +322,9 @@ def _answer_from(folder: Path) -> None:
 
     inner = transformers.AutoConfig.from_pretrained
 
-    def from_folder(_name: object, *args: Any, **kwargs: Any) -> Any:
-        return inner(str(folder), *args, **kwargs | {"trust_remote_code": False})
+    def from_folder(name: object, *args: Any, **kwargs: Any) -> Any:
+        source = name if Path(str(name)).is_absolute() else folder
+        return inner(str(source), *args, **kwargs | {"trust_remote_code": False})
 
     transformers.AutoConfig.from_pretrained = from_folder
 

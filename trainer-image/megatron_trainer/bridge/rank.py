@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_contract.bridge_run import MODEL_FOLDER, BridgeRun
+from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer import bridge_flags
@@ -23,6 +23,7 @@ from megatron_trainer.bridge import (
 from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.starting_weights import StartingWeights
 from megatron_trainer.checkpoints import selection
+from megatron_trainer.flags import BRIDGE_FORMAT
 from megatron_trainer.telemetry.reporter import SKIP_ENV, Reporter
 from megatron_trainer.worker import main, tracebacks
 from megatron_trainer.worker.arguments import require_gpus
@@ -76,12 +77,10 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
 def _configure(argv: Sequence[str], start: Start) -> Any:
     run = bridge_flags.parse(argv)
     config, weights = configuration.make(run, start)
-    if configuration.pretrains(run) and not diffusion.is_diffusion(config):
-        if weights is None and start.resume_from is not None:
-            # As its checkpoints have it: an export that was added or removed since would change it.
-            own = selection.directory(Path(config.checkpoint.save), start.resume_from)
-            vocabulary.keep(config, own, pretrains=True)
-        vocabulary.fit(config, run.overrides.get(MODEL_FOLDER))
+    if _has_corpus(run, config):
+        if weights is None:
+            _keep_vocabulary(config, start.resume_from)
+        vocabulary.fit(config, run.overrides)
     if weights is not None and start.resume_from is None:
         _start_from(weights, config)
     if start.resume_from is not None:
@@ -93,6 +92,17 @@ def _configure(argv: Sequence[str], start: Start) -> Any:
             config.checkpoint.pretrained_checkpoint = None
         _load_what_was_saved(config)
     return config
+
+
+def _has_corpus(run: BridgeRun, config: Any) -> bool:
+    return configuration.pretrains(run) and not diffusion.is_diffusion(config)
+
+
+def _keep_vocabulary(config: Any, iteration: int | None) -> None:
+    """Keep that of the run's checkpoint: an export that was added or removed since would change it."""
+    if iteration is not None:
+        own = selection.directory(Path(config.checkpoint.save), iteration)
+        vocabulary.keep(config, own, pretrains=True)
 
 
 def _load_what_was_saved(config: Any) -> None:
@@ -148,8 +158,14 @@ def check(argv: Sequence[str]) -> int:
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):  # noqa: PTH123
         try:
             require_gpus()
-            config, _ = configuration.make(BridgeRun.from_arguments(argv), None)
+            run = BridgeRun.from_arguments(argv)
+            config, weights = configuration.make(run, None)
             sample_files.check(config)
+            if _has_corpus(run, config):
+                if weights is None and config.checkpoint.save is not None:
+                    save = Path(config.checkpoint.save)
+                    _keep_vocabulary(config, selection.newest_complete(save, BRIDGE_FORMAT))
+                vocabulary.check(config, run.overrides)
             _validate(config)
         except BaseException as error:
             failure = classify(error)
