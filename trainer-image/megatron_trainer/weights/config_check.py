@@ -238,8 +238,22 @@ _NOT_BUILT: Final = (
 """Settings of a part of a layer of Llama-Nemotron that must be unset."""
 
 
+_READ_BY_BRIDGE: Final[Mapping[str, tuple[str, str]]] = {
+    "HYV3ForCausalLM": ("first_k_dense_replace", "the number of first layers, which have no experts"),
+}
+"""Architecture -> setting that Bridge reads and the class in transformers does not have, and what it is."""
+
+
 def require_all_taken(folder: HuggingFaceFolder) -> None:
-    """Raise ConversionError for a setting that the model in Megatron would not have; names all of them."""
+    """Raise ConversionError for a setting that the model in Megatron would not have; names all of them.
+
+    Also for one without which Bridge cannot build it.
+    """
+    name, meaning = _READ_BY_BRIDGE.get(folder.architecture, ("", ""))
+    if name and _text(folder).get(name) is None:
+        raise ConversionError(
+            f"{folder.path}/config.json has no {name}, which Megatron-Bridge reads; add it: {meaning}"
+        )
     found = (_positions, _others, _windows, _blocks, _layers, _rotated, _towers, _compressed, _groups)
     if problems := [problem for each in found for problem in each(folder)]:
         raise ConversionError(

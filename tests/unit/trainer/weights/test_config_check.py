@@ -306,3 +306,15 @@ def test_the_published_towers_of_nemotrons_are_accepted() -> None:
 def test_other_towers_of_nemotrons_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConversionError, match=re.escape(text)):
         config_check.require_all_taken(nemotron(**settings))
+
+
+@pytest.mark.parametrize("config", [{}, {"first_k_dense_replace": None}, {"mlp_layer_types": ["dense"]}])
+def test_a_setting_without_which_bridge_cannot_build_hy3_is_named(config: dict[str, Any]) -> None:
+    """As transformers writes it: its class has `mlp_layer_types` instead."""
+    with pytest.raises(ConversionError) as error:
+        config_check.require_all_taken(folder("HYV3", **config))
+    assert str(error.value) == (
+        "/data/model/config.json has no first_k_dense_replace, which Megatron-Bridge reads; add it: the "
+        "number of first layers, which have no experts"
+    )
+    config_check.require_all_taken(folder("HYV3", first_k_dense_replace=1))
