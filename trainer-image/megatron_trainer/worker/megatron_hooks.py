@@ -28,6 +28,7 @@ from megatron_trainer.checkpoints import (
     bucket_padding,
     extra_states,
     left_out_states,
+    offloaded_weights,
     optimizer_chain,
     own_schedule,
 )
@@ -174,6 +175,7 @@ class MegatronHooks:
                 raise
             raise UnreadableCheckpointError(self._resume_from) from error
         self.iteration = iteration
+        offloaded_weights.follow(*args, *kwargs.values())
         if self._resume_from is not None and iteration != self._resume_from:
             raise WrongCheckpointError(
                 f"the plan is to load iteration {self._resume_from}, Megatron loaded {iteration}"

@@ -86,15 +86,6 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set training.usePrecisionAwareOptimizer: true",
             )
         )
-    if args.get("optimizer-cpu-offload") and resolved.checkpoint.no_save_optim:
-        errors.append(
-            FieldError(
-                "spec.checkpoint.noSaveOptim",
-                "is true with megatronArgs.optimizer-cpu-offload: Megatron Core 0.19.2 does not copy loaded"
-                " weights to the optimizer's on the CPU without its states",
-                "leave one of them out",
-            )
-        )
     return errors + flag_errors(resolved) + fsdp_errors(resolved)
 
 
