@@ -11,6 +11,7 @@ from localcluster import Cluster
 from localcluster.policednode import ADDRESS, PodNetwork, PolicedNode
 from localcluster.policednode import NAME as NODE
 from megatron_contract.environment import PROGRESS_PORT
+from megatron_operator.manifests.metadata import ROLE_PREPARE, ROLE_TRAINER, Owner
 
 from testkit.api_server import Api, Object
 from testkit.operator_process import OPERATOR_NAMESPACE
@@ -168,7 +169,7 @@ def test_only_the_run_the_operator_and_scrapers_reach_the_pods_of_a_run(
         wait_until("the policy to end", lambda: connects(sources["stranger"], master) == (True, True))
 
 
-def test_the_policy_of_the_operator_admits_scrapers_and_lets_it_reach_trainers(
+def test_the_policy_of_the_operator_admits_scrapers_and_lets_it_reach_pods_of_runs(
     world: World,
     namespaces: tuple[str, str, str],
     node: PolicedNode,
@@ -178,7 +179,8 @@ def test_the_policy_of_the_operator_admits_scrapers_and_lets_it_reach_trainers(
     assert installed
     here, _, monitoring = namespaces
     api, metrics = world.api, 9090
-    trainer = add_pod(api, node, here, "trainer", {"megatron.training/role": "trainer"})
+    trainer = add_pod(api, node, here, "trainer", Owner("run", here, "").labels(ROLE_TRAINER))
+    preparation = add_pod(api, node, here, "prepare", Owner("run", here, "").labels(ROLE_PREPARE))
     stranger = add_pod(api, node, here, "stranger", {})
     scraper = add_pod(api, node, monitoring, "prometheus", {})
     options = {"networkPolicy": {"enabled": True, "metricsFrom": [monitoring]}, "metrics": {"enabled": True}}
@@ -187,13 +189,19 @@ def test_the_policy_of_the_operator_admits_scrapers_and_lets_it_reach_trainers(
         policy = api.get("NetworkPolicy", OPERATOR_NAMESPACE, "megatron-operator")
         labels = policy["spec"]["podSelector"]["matchLabels"]
         operator = add_pod(api, node, OPERATOR_NAMESPACE, "operator", labels)
-        with serving(operator, metrics, GANG_PORT), serving(trainer, *PORTS), serving(stranger, *PORTS):
+        with (
+            serving(operator, metrics, GANG_PORT),
+            serving(trainer, *PORTS),
+            serving(preparation, *PORTS),
+            serving(stranger, *PORTS),
+        ):
             wait_until(
                 "the policy to be enforced",
                 lambda: not any(connects(stranger, operator, (metrics, GANG_PORT))),
             )
             assert connects(scraper, operator, (metrics, GANG_PORT)) == (True, False)
             assert connects(operator, trainer) == (False, True), "it reads the progress, and nothing else"
+            assert connects(operator, preparation) == (False, True), "nor is it blind before a run trains"
             assert connects(operator, stranger) == (False, False)
     finally:
         api.delete("NetworkPolicy", OPERATOR_NAMESPACE, "megatron-operator")
