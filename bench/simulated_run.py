@@ -217,9 +217,9 @@ class SimulatedRun:
                 self._reason = (self._reason or {}) | {"kind": "pod", "cause": "moved to another node"}
             case ReleaseNodes(nodes, _):
                 self._forget(nodes)
-            case RestartGang(cause):
+            case RestartGang(cause, hang):
                 self.recovery = gang_restarted(
-                    self.recovery, cause, now, checkpoint=self.clock.checkpoints, iteration=None
+                    self.recovery, cause, now, checkpoint=self.clock.checkpoints, iteration=None, hang=hang
                 )
                 self._moved.update(range(len(self._pods)))
             case Resize():

@@ -71,6 +71,9 @@ class Incident(ApiModel):
     """First step after it, RFC 3339; shared with an incident that followed before recovery."""
     generation: int | None = None
     """The pods' count of starts since this incident."""
+    hang: bool | None = None
+    """True for a hang that the operator found: it re-created all pods because no iteration completed, or no
+    pod answered."""
 
 
 class ElasticStatus(ApiModel):

@@ -1,6 +1,6 @@
 """Whether a gang whose pods all run makes no progress."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from megatron_contract.time_limits import LONG_ACTIVITY, operator_limit, operator_step_limit
 
@@ -14,6 +14,14 @@ from megatron_operator.lifecycle.observation import (
 
 STALE: Final = 60.0
 """Seconds after the last answer for which its iteration still counts."""
+
+
+class NoProgress(NamedTuple):
+    """Why a gang must be restarted."""
+
+    cause: str
+    hang: bool = True
+    """False for ranks that had nothing to do yet: pods did not complete the rendezvous."""
 
 
 def answered_recently(observation: Observation) -> bool:
@@ -35,7 +43,7 @@ def hang_limit(observation: Observation) -> float | None:
     return operator_step_limit(heartbeat.step_seconds or 0.0)
 
 
-def hang_cause(observation: Observation, running_since: float) -> str | None:
+def no_progress(observation: Observation, running_since: float) -> NoProgress | None:
     """Why the gang, whose pods all run since `running_since`, must be restarted; None while it need not.
 
     Pods that have not answered since then do not count as hanging: the operator may not reach them. Pods that
@@ -47,28 +55,30 @@ def hang_cause(observation: Observation, running_since: float) -> str | None:
     since = max(running_since, heartbeat.moved or 0.0)
     silent = observation.now - since
     if not answered_recently(observation):
-        return _unanswered_cause(observation, heartbeat)
+        return _unanswered(observation, heartbeat)
     if heartbeat.unmoved is not None:
         # The operator's wall clock may have jumped.
         silent = min(silent, heartbeat.unmoved)
     if heartbeat.phase in HEARTBEAT_RENDEZVOUS:
         limit = observation.limits.rendezvous_timeout
         if silent > limit:
-            return f"pods did not complete the rendezvous within {limit:.0f} s (rendezvousTimeout)"
+            cause = f"pods did not complete the rendezvous within {limit:.0f} s (rendezvousTimeout)"
+            return NoProgress(cause, hang=False)
         return None
     allowed = hang_limit(observation)
     if allowed is not None and silent > allowed:
         after = "" if heartbeat.iteration is None else f" after iteration {heartbeat.iteration}"
         setting = observation.limits.hang_timeout
         shown = "auto" if setting is None else f"{setting:.0f}s"
-        return f"no new iteration for {silent:.0f} s{after}; hangTimeout {shown} allows {allowed:.0f} s"
+        cause = f"no new iteration for {silent:.0f} s{after}; hangTimeout {shown} allows {allowed:.0f} s"
+        return NoProgress(cause)
     return None
 
 
-def _unanswered_cause(observation: Observation, heartbeat: Heartbeat) -> str | None:
+def _unanswered(observation: Observation, heartbeat: Heartbeat) -> NoProgress | None:
     usual = hang_limit(observation)
     if usual is None:
         return None
     allowed = max(usual, operator_limit(LONG_ACTIVITY), observation.limits.rendezvous_timeout)
     silent = observation.now - heartbeat.answered
-    return f"no pod has answered for {silent:.0f} s" if silent > allowed else None
+    return NoProgress(f"no pod has answered for {silent:.0f} s") if silent > allowed else None

@@ -119,15 +119,21 @@ def node_lost(
 
 
 def gang_restarted(
-    recovery: RecoveryStatus, cause: str, now: float, *, checkpoint: int | None, iteration: int | None
+    recovery: RecoveryStatus,
+    cause: str,
+    now: float,
+    *,
+    checkpoint: int | None,
+    iteration: int | None,
+    hang: bool = False,
 ) -> RecoveryStatus:
     """Record that the operator restarts all pods. Not to be called again for the same decision.
 
     `now` is in Unix seconds, `checkpoint` the iteration of the newest complete checkpoint, `iteration` the
-    last one that was reported; None: not known.
+    last one that was reported; None: not known. `hang`: whether the pods hang.
     """
     recovery = incident_history.append(
-        recovery, time=timestamp(now), kind="gang", cause=cause, iteration=iteration
+        recovery, time=timestamp(now), kind="gang", cause=cause, iteration=iteration, hang=hang or None
     )
     return _count_restart(recovery, cause, now, checkpoint, cost=1)
 

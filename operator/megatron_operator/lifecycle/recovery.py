@@ -146,8 +146,8 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
         case Fail(cause):
             status.fail(Reason.RESTARTS_SPENT, cause)
             return Result((DeleteJob(job),))
-        case RestartGang(cause):
-            return _restart_gang(status, snapshot, cause)
+        case RestartGang(cause, hang):
+            return _restart_gang(status, snapshot, cause, hang=hang)
         case ForceDelete(names, cause):
             return _force_delete(status, snapshot, names, cause)
         case Avoid(nodes, _, cause):
@@ -240,7 +240,7 @@ def _direction(before: int, count: int) -> Reason:
     return Reason.SHRUNK if count < before else Reason.GROWN
 
 
-def _restart_gang(status: StatusBuilder, snapshot: RunSnapshot, cause: str) -> Result:
+def _restart_gang(status: StatusBuilder, snapshot: RunSnapshot, cause: str, *, hang: bool) -> Result:
     """The status records which pods are to go, so that a restarted operator continues deleting them."""
     recovery = gang_restarted(
         status.recovery,
@@ -248,6 +248,7 @@ def _restart_gang(status: StatusBuilder, snapshot: RunSnapshot, cause: str) -> R
         status.now,
         checkpoint=status.checkpoint.iteration,
         iteration=status.progress.iteration,
+        hang=hang,
     )
     youngest = max((pod["metadata"]["creationTimestamp"] for pod in snapshot.pods), default=None)
     status.set(recovery=recovery)

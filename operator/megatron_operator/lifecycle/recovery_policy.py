@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron_operator.lifecycle.backoff import backoff
-from megatron_operator.lifecycle.hang_detection import answered_recently, hang_cause
+from megatron_operator.lifecycle.hang_detection import answered_recently, no_progress
 from megatron_operator.lifecycle.node_choice import places_left
 from megatron_operator.lifecycle.observation import (
     HEARTBEAT_TRAINING,
@@ -40,6 +40,8 @@ class RestartGang:
     """Delete all pods, or a job that ended early; the new ones continue from the checkpoint."""
 
     cause: str
+    hang: bool = False
+    """Whether the pods hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def force_delete_or_wait(pods: tuple[PodView, ...], now: float) -> ForceDelete |
     return ForceDelete(tuple(pod.name for pod in abandoned), f"{nodes}: unreachable")
 
 
-def _restart(observation: Observation, cause: str) -> Decision:
+def _restart(observation: Observation, cause: str, *, hang: bool = False) -> Decision:
     """Restart the gang, unless the budget is spent or the last restart was too recent."""
     history, limits = observation.history, observation.limits
     if history.restarts_since_checkpoint >= limits.max_restarts:
@@ -173,7 +175,7 @@ def _restart(observation: Observation, cause: str) -> Decision:
     left = min((history.last_restart or 0.0) + pause - observation.now, pause)
     if left > 0:
         return Wait(f"back-off of {pause:.0f} s before the next restart", left)
-    return RestartGang(cause)
+    return RestartGang(cause, hang)
 
 
 def _bad_nodes(observation: Observation) -> Avoid | None:
@@ -254,8 +256,8 @@ def _incomplete(observation: Observation) -> Wait | None:
 
 def _hang(observation: Observation) -> Decision | None:
     """A gang that runs without progress is restarted."""
-    cause = hang_cause(observation, _running_since(observation))
-    return None if cause is None else _restart(observation, cause)
+    found = no_progress(observation, _running_since(observation))
+    return None if found is None else _restart(observation, found.cause, hang=found.hang)
 
 
 def _maintenance(observation: Observation) -> Move | None:

@@ -258,7 +258,8 @@ def _spans(incidents: Sequence[Incident]) -> list[_Span]:
         place = cut(each.cause, LONGEST_CAUSE), each.node
         # A run that has not trained between two incidents made its last step before both.
         begin = max(detected - _ticks(lost.detect), min(known_until, detected))
-        spans.append(_Span(begin, detected, "hang" if each.kind == "hang" else "detect", *place))
+        waits = "hang" if each.kind == "hang" or each.hang else "detect"
+        spans.append(_Span(begin, detected, waits, *place))
         at = detected
         for name, duration in (("schedule", lost.schedule), ("start", lost.start), ("load", lost.load)):
             spans.append(_Span(at, at + _ticks(duration), name, *place))

@@ -216,6 +216,13 @@ def test_a_gang_restart_counts_and_a_resize_does_not() -> None:
     assert whole.elastic is None
 
 
+def test_the_incident_of_a_hang_is_marked_as_one_and_no_other() -> None:
+    hang = gang_restarted(FRESH, "no new iteration for 121 s", NOW, checkpoint=40, iteration=50, hang=True)
+    assert last(hang).hang is True
+    early = gang_restarted(FRESH, "master-0: ended with exit code 0", NOW, checkpoint=40, iteration=50)
+    assert "hang" not in last(early).wire()
+
+
 def test_a_crash_right_after_a_gang_restart_is_another_failure() -> None:
     recovery = gang_restarted(FRESH, "no new iteration for 121 s", NOW, checkpoint=40, iteration=50)
     assert counts(replace_pods(recovery, OOM, after=20)) == (2, 2, 2)

@@ -223,6 +223,11 @@ def test_a_gang_restart_is_completed_by_later_reconciles(placed: Any) -> None:
     assert unfinished(placed) == actions
 
 
+def test_the_status_of_a_gang_restart_has_whether_the_pods_hung(placed: Any) -> None:
+    status, _ = apply(placed, RestartGang("no new iteration", hang=True))
+    assert status.recovery.history[-1].hang is True
+
+
 def test_a_failed_run_releases_its_accelerators(placed: Any) -> None:
     status, actions = apply(placed, Fail("3 restarts brought no new checkpoint"))
     assert (status.phase, actions) == (Phase.FAILED, (DeleteJob(placed.job),))

@@ -80,30 +80,38 @@ def test_waits_while(case: str, observation: Observation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("observation", "cause"),
+    ("observation", "cause", "hang"),
     [
-        (HANGING, "no new iteration for 121 s after iteration 60; hangTimeout auto allows 108 s"),
+        (
+            HANGING,
+            "no new iteration for 121 s after iteration 60; hangTimeout auto allows 108 s",
+            True,
+        ),
         (
             replace(HANGING, heartbeat=replace(STALLED, step_seconds=10.0, moved=NOW - 301)),
             "no new iteration for 301 s after iteration 60; hangTimeout auto allows 300 s",
+            True,
         ),
         (
             replace(HANGING, limits=Limits.parse(3, 600, "30s"), heartbeat=replace(STALLED, moved=NOW - 61)),
             "no new iteration for 61 s after iteration 60; hangTimeout 30s allows 60 s",
+            True,
         ),
         (
             replace(HANGING, heartbeat=replace(STALLED, phase="saving", moved=NOW - 1831)),
             "no new iteration for 1831 s after iteration 60; hangTimeout auto allows 1830 s",
+            True,
         ),
         (
             replace(HANGING, heartbeat=replace(STALLED, phase="rendezvous", moved=NOW - 601)),
             "pods did not complete the rendezvous within 600 s (rendezvousTimeout)",
+            False,
         ),
     ],
     ids=["no iteration", "slow steps", "explicit limit", "endless save", "no rendezvous"],
 )
-def test_restarts_the_gang_when(observation: Observation, cause: str) -> None:
-    assert decide(observation) == RestartGang(cause)
+def test_restarts_the_gang_when(observation: Observation, cause: str, hang: bool) -> None:
+    assert decide(observation) == RestartGang(cause, hang)
 
 
 @pytest.mark.parametrize("phase", ["loading", "saving"])
@@ -231,7 +239,9 @@ def test_pods_that_do_not_answer_hang_only_after_half_an_hour() -> None:
     quiet = replace(TRAINING, answered=NOW - 1830, moved=NOW - 1830)
     assert isinstance(decide(replace(HEALTHY, heartbeat=quiet)), Wait)
     longer = replace(quiet, answered=NOW - 1831)
-    assert decide(replace(HEALTHY, heartbeat=longer)) == RestartGang("no pod has answered for 1831 s")
+    assert decide(replace(HEALTHY, heartbeat=longer)) == RestartGang(
+        "no pod has answered for 1831 s", hang=True
+    )
     off = Limits.parse(3, 600, "off")
     assert isinstance(decide(replace(HEALTHY, heartbeat=longer, limits=off)), Wait)
 

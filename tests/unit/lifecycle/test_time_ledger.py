@@ -127,6 +127,14 @@ def test_the_time_until_a_hang_is_detected_is_hang() -> None:
     }
 
 
+def test_so_is_that_until_the_operator_finds_one_and_restarts_the_gang() -> None:
+    gang = incident(130, "gang", detect=30)
+    ledger = run((10, TRAIN))
+    assert spent(ledger, 200, gang) == {"prepare": 10, "train": 160, "detect": 30}, "its job ended early"
+    hang = gang.model_copy(update={"hang": True})
+    assert spent(ledger, 200, hang) == {"prepare": 10, "train": 160, "hang": 30}
+
+
 def test_an_incident_before_recovery_from_another_begins_after_what_is_known_of_that() -> None:
     first = incident(130, cause="first", detect=30, start=10)
     second = incident(160, cause="second", detect=60)
