@@ -12,7 +12,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -255,13 +255,20 @@ def measure(options: Options, folder: Path) -> Measured:
 def _option(name: str, value: object) -> str:
     """An option as the command line has it."""
     flag = f"--{name.replace('_', '-')}"
-    if value is True:
-        return flag
+    if isinstance(value, bool):
+        return flag if value else f"--no-{name}"
     return f"{flag} {value:g}" if isinstance(value, int | float) else f"{flag} {value}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line. Returns 1 when something is stuck, or a run has failed."""
+def measured_with(given: Mapping[str, object]) -> list[str]:
+    """The options that repeat a measurement, of all that were given or left at their defaults."""
+    parser = command_line()
+    changed = {name: value for name, value in given.items() if value != parser.get_default(name)}
+    return [_option(name, value) for name, value in changed.items() if name not in ("logs", "write", "csv")]
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The options. The defaults are those with which a fleet of the default's size gets through."""
     parser = argparse.ArgumentParser(prog="bench.fleet", description=__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=2000, help="with 8 GPUs each")
@@ -270,10 +277,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, help="minutes after which it ends; default twice --minutes and 5"
     )
-    parser.add_argument("--gangs", choices=GANGS, default="coscheduling", help="what keeps runs together")
-    parser.add_argument("--cordon", action="store_true", help="cordon nodes whose device fails")
+    parser.add_argument("--gangs", choices=GANGS, default="kubernetes", help="what keeps runs together")
+    switch = argparse.BooleanOptionalAction
+    parser.add_argument("--cordon", action=switch, default=True, help="cordon nodes whose device fails")
     parser.add_argument(
-        "--priority", action="store_true", help="a PriorityClass for pods of runs that recover"
+        "--priority", action=switch, default=True, help="a PriorityClass for pods of runs that recover"
     )
     parser.add_argument("--mix", choices=sorted(MIXES), default="llama3", help="causes of the faults")
     parser.add_argument("--rate", type=float, default=1.0, help="faults, in multiples of the published rate")
@@ -282,9 +290,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help=f"write the tables to docs/{PAGE.name}")
     parser.add_argument("--csv", type=Path, help="file for a row of each run: goodput, times, ledger")
     parser.add_argument("--logs", type=Path, help="directory for logs; default: a temporary one")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Returns 1 when something is stuck, or a run has failed."""
+    parser = command_line()
     given = vars(parser.parse_args(argv))
-    changed = {name: value for name, value in given.items() if value != parser.get_default(name)}
-    words = [_option(name, value) for name, value in changed.items() if name not in ("logs", "write", "csv")]
+    words = measured_with(given)
     logs, write, table_of_runs = given.pop("logs"), given.pop("write"), given.pop("csv")
     given["limit"] = given["limit"] or 2 * given["minutes"] + 5
     options = Options(**given)

@@ -1,9 +1,11 @@
 """The plan of a fleet and the trainers that it plays; the cluster is not needed for either."""
 
+from dataclasses import fields
 from itertools import islice
 
 import pytest
 
+from bench.fleet import Options, command_line, measured_with, platform
 from bench.fleet_incidents import CAUSES, EXPLICIT, IMPLICIT, INCIDENTS, MANUAL
 from bench.fleet_operator import SCALED
 from bench.fleet_plan import GPU_HOURS_BETWEEN, LOAD, MIXES, Injection, PlannedFault, faults, plan_runs
@@ -22,6 +24,29 @@ def plan_of(kind: str):  # type: ignore[no-untyped-def]
 
 def gang(size: int, start: int = 0) -> list[Member]:
     return [Member(f"run-{n}", f"uid-{start + n}", n, f"node-{n}", True, False) for n in range(size)]
+
+
+def options_of(*words: str) -> dict[str, object]:
+    return vars(command_line().parse_args(words))
+
+
+def test_by_default_the_platform_has_what_a_fleet_needs_to_get_through() -> None:
+    given = options_of()
+    chosen = platform(Options(**{each.name: given[each.name] for each in fields(Options)}), "scheduler")  # type: ignore[arg-type]
+    assert chosen["gangScheduling"] == {"scheduler": "kubernetes"}
+    assert chosen["badNodes"] == {"cordon": True}
+    assert chosen["recoveryPriorityClassName"]
+    assert measured_with(given) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--no-cordon", "--no-priority"], ["--runs 20", "--gangs coscheduling", "--no-priority", "--rate 0.5"]],
+)
+def test_the_command_on_the_page_repeats_the_measurement(words: list[str]) -> None:
+    given = options_of(*" ".join(words).split())
+    assert set(measured_with(given)) == set(words)
+    assert options_of(*" ".join(measured_with(given)).split()) == given
 
 
 class Played:
