@@ -10,6 +10,7 @@ from megatron_operator.lifecycle.run_account import run_account
 
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
+from tests.control_plane.test_flows import PREPARED
 from tests.control_plane.world import World
 
 TTL = 3
@@ -74,6 +75,22 @@ def test_an_expired_job_and_its_pods_are_deleted_and_the_recipe_keeps_status_and
     after = world.wait_for("run", phase="Succeeded", observed=True, job=False, pods=0)
     kept = ("progress", "checkpoint", "recovery", "ledger", "plan", "job")
     assert {key: after.status.get(key) for key in kept} == {key: status.get(key) for key in kept}
+
+
+def test_the_job_that_prepared_the_data_expires_too_and_an_edit_does_not_repeat_it(world: World) -> None:
+    world.apply("run", data=PREPARED, ttlSecondsAfterFinished=TTL)
+    world.train("run", 60, checkpoint=50)
+    assert world.api.get("Job", world.namespace, "run-prepare")["status"]["succeeded"] == 1
+    complete(world)
+    ended = world.wait_for("run", phase="Succeeded", job=False, pods=0)
+    world.wait_for_only("Job")
+    world.wait_for_only("Pod")
+    before = len(world.gateway.writes)
+    world.edit("run", env={"NCCL_DEBUG": "INFO"})
+    state = world.train("run", 201, checkpoint=200, trainIters=400)
+    assert state.status["prepared"] == ended.status["prepared"]
+    created = [path for method, path in world.gateway.writes[before:] if method == "POST"]
+    assert not [path for path in created if path.endswith("/jobs")]
 
 
 def test_every_second_from_the_creation_to_the_end_of_the_job_is_in_the_ledger(world: World) -> None:

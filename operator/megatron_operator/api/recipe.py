@@ -371,7 +371,7 @@ class MegatronRecipeSpec(ApiModel):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
     """Seconds after the end of the run until its job and pods, with their logs, are deleted; default never.
 
-    The recipe, its status and its volumes stay, and so do Jobs that import, prepare or export.
+    So are complete Jobs that import, prepare, check or export. The recipe, its status and its volumes stay.
     """
     megatron_args: MegatronArgs | None = None
     """Any Megatron flag that has no field here, without its dashes: `log-throughput: true`."""

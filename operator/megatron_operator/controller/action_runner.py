@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.controller.api_client import BATCH_JOBS, PODS, ApiClient, ApiError, training_jobs
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.lifecycle.actions import (
@@ -11,13 +12,14 @@ from megatron_operator.lifecycle.actions import (
     AvoidNodes,
     DeleteJob,
     DeletePods,
+    DeleteStageJobs,
     DeleteUnboundPods,
     ForceDeletePods,
     PinImage,
     ReplacePods,
     SetPriorityClass,
 )
-from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, condition, is_deleting, owned_by
 from megatron_operator.manifests import image_pinning, node_avoidance, recovery_priority
 from megatron_operator.manifests.job_backends import backend_of_pod
 
@@ -54,6 +56,8 @@ async def _execute(api: ApiClient, action: Action) -> bool:
             return await _patch_job(api, job, recovery_priority.merge_patch(job, name))
         case DeleteJob(job):
             await api.delete(training_jobs(job), job)
+        case DeleteStageJobs(namespace, recipe, uid):
+            return await _delete_stage_jobs(api, namespace, recipe, uid)
         case DeletePods(pods, saves):
             # Their Jobs first: one whose pod ended with exit code 0 is complete, and without the pod
             # nothing shows that it must be replaced.
@@ -71,6 +75,18 @@ async def _execute(api: ApiClient, action: Action) -> bool:
                 await api.delete(PODS, pod, 0)
             return bool(pods)
     return True
+
+
+async def _delete_stage_jobs(api: ApiClient, namespace: str, recipe: str, uid: str) -> bool:
+    jobs = await api.find(BATCH_JOBS, namespace, labels=f"{LABEL_RECIPE}={recipe}")
+    complete = [
+        job
+        for job in jobs
+        if owned_by(job, uid) and condition(job, "Complete").get("status") == "True" and not is_deleting(job)
+    ]
+    for job in complete:
+        await api.delete(BATCH_JOBS, job)
+    return bool(complete)
 
 
 async def _replace(api: ApiClient, pods: Iterable[Object]) -> bool:

@@ -44,6 +44,16 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteStageJobs:
+    """Delete the recipe's Jobs that are complete: imports, preparation, checks, exports."""
+
+    namespace: str
+    recipe: str
+    uid: str
+    """The recipe's."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeletePods:
     """Delete pods so that the job's controller re-creates them."""
 
@@ -81,6 +91,7 @@ Action = (
     | PinImage
     | SetPriorityClass
     | DeleteJob
+    | DeleteStageJobs
     | DeletePods
     | DeleteUnboundPods
     | ForceDeletePods

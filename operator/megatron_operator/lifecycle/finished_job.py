@@ -1,8 +1,8 @@
-"""Releases what a run that has ended still holds, and deletes its job after `ttlSecondsAfterFinished`."""
+"""Releases what a run that has ended still holds, and deletes its Jobs after `ttlSecondsAfterFinished`."""
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.actions import DONE, LATER, SOON, DeleteJob, Result, wait
+from megatron_operator.lifecycle.actions import DONE, LATER, SOON, DeleteJob, DeleteStageJobs, Result, wait
 from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.snapshot import RunSnapshot
@@ -23,17 +23,19 @@ def clean_up(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
 
 
 def expire_job(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
-    """Delete job and pods of a run that has ended, or wait until it is time; nothing without the field.
+    """Delete the Jobs and pods of a run that has ended, or wait until it is time; nothing without the field.
 
-    The recipe, its status and its claims stay.
+    The recipe, its status and its claims stay, and so do Jobs of stages that have failed.
     """
     job, ttl, ended = snapshot.job, status.spec.get("ttlSecondsAfterFinished"), _ended_at(status)
-    if job is None or is_deleting(job) or ended is None or not isinstance(ttl, int):
+    if ended is None or not isinstance(ttl, int) or (job is not None and is_deleting(job)):
         return DONE
     remaining = ended + ttl - status.now
     if remaining > 0:
         return wait(remaining, "the job of the finished run is kept")
-    return Result((DeleteJob(job),))
+    # The others first: an operator that ends in between sees by the training job that it is not done.
+    others = DeleteStageJobs(status.key.namespace, status.key.name, status.uid)
+    return Result((others,) if job is None else (others, DeleteJob(job)))
 
 
 def _ended_at(status: StatusBuilder) -> float | None:

@@ -125,6 +125,8 @@ class ApiInMemory:
         if resource is PODS:
             pods = [self.pod(pod) for pod in self.cluster.pods]
             return pods if namespace else pods + self._others() + self._waiting()
+        if resource is BATCH_JOBS:
+            return list(self.batch_jobs.values())
         if resource is WORKLOADS:
             return self.workloads
         if resource is WORKLOAD_PRIORITY_CLASSES:

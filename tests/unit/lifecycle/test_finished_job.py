@@ -1,10 +1,10 @@
-"""When the job of a run that has ended is deleted."""
+"""When the Jobs of a run that has ended are deleted."""
 
 from typing import Any
 
 import pytest
 from megatron_operator.api.conditions import Condition
-from megatron_operator.lifecycle.actions import DONE, DeleteJob
+from megatron_operator.lifecycle.actions import DONE, DeleteJob, DeleteStageJobs
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
@@ -23,9 +23,13 @@ def ended(run: Any, condition: Condition, **spec: Any) -> StatusBuilder:
 @pytest.mark.parametrize("condition", [Condition.SUCCEEDED, Condition.FAILED])
 @pytest.mark.parametrize("ttl", [0, 99, 100])
 def test_the_job_is_deleted_once_the_time_has_passed(run: Any, condition: Condition, ttl: int) -> None:
-    result = expire_job(ended(run, condition, ttlSecondsAfterFinished=ttl), run.snapshot())
-    assert result.actions == (DeleteJob(run.job),)
+    status = ended(run, condition, ttlSecondsAfterFinished=ttl)
+    result = expire_job(status, run.snapshot())
+    others = DeleteStageJobs(*status.key, status.uid)
+    assert result.actions == (others, DeleteJob(run.job)), "by the training job is seen what is left to do"
     assert result.requeue is None
+    run.job = None
+    assert expire_job(status, run.snapshot()).actions == (others,), "an export may have followed"
 
 
 def test_until_then_the_run_is_reconciled_again_when_it_is_time(run: Any) -> None:
@@ -36,12 +40,10 @@ def test_until_then_the_run_is_reconciled_again_when_it_is_time(run: Any) -> Non
     assert result.requeue.after == 3500
 
 
-def test_without_the_field_or_a_job_nothing_is_done(run: Any) -> None:
+def test_without_the_field_or_while_the_job_ends_nothing_is_done(run: Any) -> None:
     assert expire_job(ended(run, Condition.SUCCEEDED), run.snapshot()) == DONE
     status = ended(run, Condition.SUCCEEDED, ttlSecondsAfterFinished=0)
     run.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert expire_job(status, run.snapshot()) == DONE
-    run.job = None
     assert expire_job(status, run.snapshot()) == DONE
 
 
