@@ -15,7 +15,7 @@ from megatron_operator.api.times import seconds
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import TRAINER, Kubectl, Object
-from megatron_operator.lifecycle.object_metadata import event_time
+from megatron_operator.lifecycle.object_metadata import event_time, owned_by
 from megatron_operator.manifests.job_backends import backend_of_kind, node_rank
 from megatron_operator.manifests.metadata import object_name
 
@@ -38,6 +38,15 @@ _ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _LOG_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d ")
 """How a record of the operator's log begins; the lines of a traceback do not."""
 _MAX_NODES: Final = 64
+_BENEATH: Final = (
+    "jobsets.jobset.x-k8s.io",
+    "workloads.kueue.x-k8s.io",
+    "podgroups.scheduling.k8s.io",
+    "podgroups.scheduling.x-k8s.io",
+    "podgroups.scheduling.volcano.sh",
+)
+"""Kinds that decide when a run gets nodes and pods. Others create them, mostly without the recipe's label; an
+owner comes before what it owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,9 @@ def collect(kubectl: Kubectl, request: Request) -> Contents:
     objects = [recipe]
     for kind in (*jobs, "jobs.batch", "persistentvolumeclaims"):
         objects += contents.add(f"{kind.split('.')[0]}.yaml", partial(kubectl.find, [kind, *selector])) or []
+    for kind in _BENEATH:
+        if kind not in jobs:
+            objects += contents.add(f"{kind}.yaml", partial(_owned_by_any, kubectl, kind, objects)) or []
     pods = contents.add("pods.yaml", lambda: kubectl.find(["pods", *selector])) or []
     contents.add("events.yaml", lambda: _events_of_run(kubectl, recipe, [*objects, *pods]))
     _add_nodes(contents, kubectl, pods)
@@ -189,6 +201,12 @@ def _events_of_run(kubectl: Kubectl, recipe: Object, objects: Sequence[Object]) 
         return max((each for each in names if name.startswith(f"{each}-")), key=len, default="") == own
 
     return [event for event in kubectl.find(["events"]) if is_of_run(event)]
+
+
+def _owned_by_any(kubectl: Kubectl, kind: str, owners: Sequence[Object]) -> list[Object]:
+    """Objects of the namespace that one of these owns. Raises CommandError."""
+    uids = {each["metadata"]["uid"] for each in owners}
+    return [each for each in kubectl.find([kind]) if any(owned_by(each, uid) for uid in uids)]
 
 
 def _add_nodes(contents: Contents, kubectl: Kubectl, pods: Sequence[Object]) -> None:

@@ -69,6 +69,19 @@ OPERATOR_PODS = {
         for name, restarts in (("a", 1), ("b", 0))
     ]
 }
+
+
+def owned(name: str, owner: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": f"uid-of-{name}", "ownerReferences": [{"uid": owner}]}}
+
+
+BENEATH = {
+    "trainjobs.trainer.kubeflow.org": [owned("job", "u2")],
+    "jobsets.jobset.x-k8s.io": [owned("set", "uid-of-job"), owned("set-of-another", "other")],
+    "workloads.kueue.x-k8s.io": [owned("queued", "uid-of-job"), owned("queued-of-another", "other")],
+    "podgroups.scheduling.k8s.io": [owned("gang", "u2")],
+}
+"""By kind, the objects of a namespace with a run that has a TrainJob."""
 FAKE_KUBECTL = """#!/bin/sh
 for word in "$@"; do case "$word" in --tail=*) tail=${{word#--tail=}} ;; esac; done
 show() {{ if [ "$tail" = -1 ]; then cat "$1"; else tail -n "$tail" "$1"; fi; }}
@@ -84,6 +97,9 @@ case "$*" in
     *"get megatronrecipes"*" run "*) cat {folder}/recipe ;;
     *"get megatronrecipes"*) cat {folder}/recipes ;;
     *"get events"*) cat {folder}/events ;;
+    *"get podgroups.scheduling.x-k8s.io"*)
+        echo 'error: the server does not have a resource type "podgroups"' >&2; exit 1 ;;
+    *"get "*.*) if [ -f "{folder}/$2" ]; then cat "{folder}/$2"; else echo '{{"items": []}}'; fi ;;
     *version*) echo '{{"serverVersion": {{"gitVersion": "v1.36.3"}}}}' ;;
     *) echo '{{"items": []}}' ;;
 esac
@@ -106,6 +122,8 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "operator-log").write_text(record("research") + record("others"))
     (tmp_path / "operator-previous").write_text(record("research", "killed") + record("others", "killed"))
     (tmp_path / "events").write_text(json.dumps({"items": EVENTS}))
+    for kind, objects in BENEATH.items():
+        (tmp_path / kind).write_text(json.dumps({"items": objects}))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
 
@@ -132,6 +150,23 @@ def test_objects_and_logs_of_the_run_are_in_the_archive() -> None:
     assert found["logs/run-worker-1.previous.log"] == "before the restart\n"
     assert yaml.safe_load(found["recipe.yaml"])["status"] == RECIPE["status"]
     assert len(yaml.safe_load(found["pods.yaml"])) == 2
+
+
+def test_what_decides_when_a_run_gets_nodes_is_in_the_archive() -> None:
+    job = {"status": RECIPE["status"] | {"job": {"kind": "TrainJob"}}}
+    Path("recipe").write_text(json.dumps(RECIPE | job))
+    workload = event("queued", "uid-of-queued", "Pending", kind="Workload")
+    Path("events").write_text(json.dumps({"items": [*EVENTS, workload]}))
+    bundle()
+    found = {path: yaml.safe_load(text) for path, text in texts().items() if path.endswith(".yaml")}
+    names = {path: [each["metadata"]["name"] for each in found[f"{path}.yaml"]] for path in list(BENEATH)[1:]}
+    assert names == {
+        "jobsets.jobset.x-k8s.io": ["set"],
+        "workloads.kueue.x-k8s.io": ["queued"],
+        "podgroups.scheduling.k8s.io": ["gang"],
+    }
+    assert "Pending" in [each["reason"] for each in found["events.yaml"]]
+    assert "resource type" in found["unread.yaml"]["podgroups.scheduling.x-k8s.io.yaml"]
 
 
 def test_an_empty_list_stays_empty() -> None:
