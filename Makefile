@@ -83,6 +83,9 @@ settings-page: setup ## Regenerate docs/settings.md from scripts/settings.yaml
 golden: setup-trainer ## Regenerate golden files and public surfaces; review the diff
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 tests/unit --update-golden
 
+.PHONY: generated
+generated: crds chart-page catalog-pages settings-page monitoring golden ## Regenerate every committed file that is generated
+
 .PHONY: bench-planner
 bench-planner: setup ## Compare the planner's step times and memory with published ones
 	@$(PY) -m bench.planner
