@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -52,6 +52,8 @@ class _Run:
     answered: float = 0.0
     """When a pod last answered, by the monotonic clock, as `moved`: the wall clock may be set."""
     moved: float = 0.0
+    active: str = ""
+    """When a pod last reported that its ranks still load."""
     silent_since: float | None = None
     """Since when no pod has answered although all were asked; None once one answers."""
     problem: str = ""
@@ -84,6 +86,11 @@ class _Run:
 def _motion(report: ProgressReport) -> tuple[Any, ...]:
     """What changes while a run makes progress."""
     return report.phase, report.iteration, report.generation
+
+
+def _active(reports: Iterable[ProgressReport]) -> str:
+    """When a pod whose ranks load last reported it. It is progress: packing samples takes hours."""
+    return max((each.updated_at or "" for each in reports if each.phase == "loading"), default="")
 
 
 def _notable(report: ProgressReport, *, resting: bool) -> tuple[Any, ...]:
@@ -225,8 +232,9 @@ class ProgressPoller:
         report = merge_reports(reports)
         answered = max(pod.answered for pod in run.pods.values())
         before = None if run.reading is None else run.reading.report
-        if before is None or _motion(before) != _motion(report):
-            run.moved = answered
+        active = _active(reports.values())
+        if before is None or _motion(before) != _motion(report) or active > run.active:
+            run.moved, run.active = answered, active
         reached = None if run.reading is None else run.reading.reached
         if before is not None and before.generation != report.generation:
             reached = before.iteration

@@ -72,6 +72,25 @@ def test_time_without_an_answer_does_not_count_as_time_without_progress(monkeypa
     assert poller.poll().unmoved == 0
 
 
+@pytest.mark.parametrize(
+    ("phase", "later", "unmoved"),
+    [
+        ("loading", "2026-11-29T10:01:00.000Z", 0),
+        ("loading", "2026-11-29T09:59:00.000Z", 60),
+        ("saving", "2026-11-29T10:01:00.000Z", 60),
+    ],
+)
+def test_a_later_report_of_ranks_that_load_is_progress(
+    phase: str, later: str, unmoved: float, monkeypatch: Any
+) -> None:
+    poller, moment = OnePodPoller(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    poller.report = REPORT | {"phase": phase, "updatedAt": "2026-11-29T10:00:00.000Z"}
+    poller.poll()
+    poller.report, moment[0] = poller.report | {"updatedAt": later}, 160.0
+    assert poller.poll().unmoved == unmoved
+
+
 def test_progress_incidents_and_warnings_notify_and_other_changes_do_not() -> None:
     poller = OnePodPoller()
     poller.report = REPORT | {"lmLoss": 2.0}

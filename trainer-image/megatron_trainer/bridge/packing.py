@@ -1,19 +1,26 @@
 """Samples that share a sequence: Megatron-Bridge packs them at the start of a run, on rank 0."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from megatron_contract.bridge_run import MAX_EPOCHS, BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.telemetry.reporter import GENERATION_ENV, Reporter
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
 from megatron_trainer.worker.failures import RankError
 
 _SAMPLES: Final = ("training.jsonl", "validation.jsonl")
+_REPORT_SECONDS: Final = 60.0
+_CHECK_SECONDS: Final = 1.0
 
 
 def pack(config: Any, folder: Path) -> None:
@@ -36,6 +43,58 @@ def pack(config: Any, folder: Path) -> None:
     specs.packed_metadata_path = own / "metadata.json"
     config.dataset.offline_packing_specs = specs
     config.dataset.enable_offline_packing = True
+
+
+def wait_outside_collectives(reporter: Reporter) -> None:
+    """Have rank 0 report that it packs, and the others wait for it in no collective, which would time out.
+
+    Call it once in a process.
+    """
+    import torch
+    from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
+
+    inner = GPTSFTDatasetBuilder.build
+
+    def build(builder: Any) -> list[Any]:
+        if builder.packed_sequence_size > 0 and torch.distributed.is_initialized():
+            store = torch.distributed.distributed_c10d._get_default_store()
+            packed = f"megatron-trainer/packed/{os.environ.get(GENERATION_ENV, '0')}"
+            if torch.distributed.get_rank() == 0:
+                with reporting(reporter):
+                    builder.prepare_data()
+                store.set(packed, "1")
+            else:
+                while not store.check([packed]):
+                    time.sleep(_CHECK_SECONDS)
+        return list(inner(builder))
+
+    GPTSFTDatasetBuilder.build = build
+
+
+@contextlib.contextmanager
+def reporting(reporter: Reporter, interval: float = _REPORT_SECONDS) -> Iterator[None]:
+    """Report that this thread packs samples, as long as it does: one that waits for a volume reports nothing.
+
+    `interval`: seconds between two reports.
+    """
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    ended = threading.Event()
+
+    def report() -> None:
+        used = time.clock_gettime(clock)
+        while not ended.wait(interval):
+            before, used = used, time.clock_gettime(clock)
+            if used > before:
+                reporter.send("busy", doing="packing samples")
+
+    reporter.send("busy", doing="packing samples")
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def max_epochs(run: BridgeRun) -> int | None:

@@ -15,6 +15,7 @@ from megatron_trainer.bridge import (
     configuration,
     diffusion,
     line_index,
+    packing,
     qwen3_omni,
     sample_files,
     starting_weights,
@@ -57,6 +58,7 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
     hooks.install()
     sample_files.name_lines()
     line_index.install()
+    packing.wait_outside_collectives(reporter)
     try:
         _enter(config)
     except SystemExit as end:

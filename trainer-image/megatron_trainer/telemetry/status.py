@@ -117,6 +117,8 @@ class Status:
         kind = event["event"]
         if kind == "phase":
             self.set(phase=event["phase"])
+        elif kind == "busy":
+            self.set()
         elif kind == "saved":
             self.set(phase="training")
         elif kind == "iteration":

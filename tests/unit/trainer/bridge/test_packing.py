@@ -1,6 +1,10 @@
 """What a run on packed samples checks before it trains. Stand-ins take the place of Bridge's modules."""
 
+import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -8,6 +12,7 @@ import pytest
 from megatron_contract.bridge_run import MAX_EPOCHS, BridgeRun
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import packing
+from megatron_trainer.telemetry.reporter import Reporter
 from megatron_trainer.worker.failures import RankError
 
 
@@ -66,3 +71,71 @@ def test_epochs_that_are_no_number_are_refused(value: Any) -> None:
 def test_a_run_without_epochs_reads_any_number() -> None:
     assert packing.max_epochs(BridgeRun("f", {})) is None
     assert packing.max_epochs(BridgeRun("f", {MAX_EPOCHS: 2})) == 2
+
+
+class Events(Reporter):
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, event: str, **fields: Any) -> None:
+        self.sent.append((event, fields))
+
+
+def test_rank_0_reports_again_and_again_that_it_packs() -> None:
+    events = Events()
+    deadline = time.monotonic() + 30
+    with packing.reporting(events, interval=0.01):
+        while len(events.sent) < 4 and time.monotonic() < deadline:
+            hash("a sample")
+    assert events.sent[:4] == [("busy", {"doing": "packing samples"})] * 4
+
+
+def test_rank_0_that_waits_for_a_volume_reports_nothing() -> None:
+    events = Events()
+    with packing.reporting(events, interval=0.01):
+        # A read that never returns.
+        threading.Event().wait(0.5)
+    assert len(events.sent) <= 2, "the second is of what it did before"
+
+
+_RANK = """
+import datetime, sys, time, types
+import torch
+
+class Builder:
+    packed_sequence_size = 8
+    packed = False
+    def prepare_data(self):
+        if not self.packed:
+            time.sleep(6)
+        self.packed = True
+    def build(self):
+        if torch.distributed.get_rank() == 0:
+            self.prepare_data()
+        torch.distributed.barrier()
+        return ["a split"]
+
+for name in ("megatron.bridge", "megatron.bridge.data", "megatron.bridge.data.builders"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["megatron.bridge.data.builders.gpt_sft"] = of_bridge = types.ModuleType("gpt_sft")
+of_bridge.GPTSFTDatasetBuilder = Builder
+from megatron_trainer.bridge import packing
+from megatron_trainer.telemetry.reporter import Reporter
+
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2,
+    timeout=datetime.timedelta(seconds=2),
+)
+packing.wait_outside_collectives(Reporter())
+assert Builder().build() == ["a split"]
+"""
+
+
+def test_packing_may_take_longer_than_a_collective(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _RANK, str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors

@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedEvaluation
@@ -50,6 +51,15 @@ def test_an_iteration_is_reported_with_all_its_metrics(status: Status) -> None:
     assert {name: fields[name] for name in ITERATION if name in fields} == {
         name: value for name, value in ITERATION.items() if name in fields
     }
+
+
+def test_a_rank_that_is_busy_changes_the_time_of_the_report_alone(
+    status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = status.report
+    monkeypatch.setattr("megatron_trainer.telemetry.status._now", lambda: "2126-01-01T00:00:00.000Z")
+    status.apply({"event": "busy", "rank": 0, "generation": 2, "doing": "packing samples"})
+    assert status.report == replace(before, updated_at="2126-01-01T00:00:00.000Z")
 
 
 def test_the_latest_iteration_has_the_metrics_of_the_event(status: Status) -> None:
