@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.data import check_root
 from megatron_trainer.data.prepare import _run
 
 from tests.trainer.chat_corpus import GENERATION, LLAMA, lines, openai, sharegpt, write_tokenizer
@@ -18,6 +19,10 @@ pytestmark = pytest.mark.skipif(
 )
 ANSWER = {"input": "what is it?", "output": "a sample"}
 CHAT = openai("who are you?", "a bot")
+STRICT = (
+    "{% for message in messages %}{% if message['role'] == 'robot' %}"
+    "{{ raise_exception('robot is no role') }}{% endif %}{% endfor %}" + GENERATION
+)
 
 
 @pytest.fixture
@@ -136,6 +141,36 @@ def test_a_byte_order_mark_is_refused_as_by_bridge(folder: Path) -> None:
 def test_a_folder_of_chats_needs_the_chat_template(folder: Path) -> None:
     text = refused(folder, lines="chat", template=None)
     assert "/tokenizer has no chat template; add chat_template.jinja there" in text
+
+
+def test_a_later_chat_that_the_template_refuses_is_named(folder: Path) -> None:
+    without_roles = {"messages": [{"role": "robot", "content": "a bot"}]}
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text(lines([CHAT] * 10))
+    code, text = check(folder, lines="chat", template=STRICT)
+    assert code == ExitCode.OK, text
+    assert text.endswith("; the chat template takes the first 10 lines of a file")
+    (folder / "validation.jsonl").write_text(lines([*[CHAT] * 6, without_roles, CHAT]))
+    text = refused(folder, lines="chat")
+    assert "validation.jsonl:7: the chat template refuses" in text
+    assert "robot is no role" in text
+
+
+def test_lines_are_rendered_up_to_a_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_root, "RENDERED", 6)
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text(lines([*[CHAT] * 6, openai("who are you?")]))
+    code, text = check(folder, lines="chat", template=GENERATION)
+    assert code == ExitCode.OK, text
+    assert text.endswith("; the chat template takes the first 6 lines of a file")
+
+
+def test_later_chats_of_which_the_loss_counts_nothing_are_counted(folder: Path) -> None:
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text(lines([*[CHAT] * 6, openai("who are you?")]))
+    code, text = check(folder, lines="chat", template=GENERATION)
+    assert code == ExitCode.OK, text
+    assert text.endswith("the first 7 lines of a file, and the loss counts no token of 2 of them")
 
 
 def test_a_chat_without_an_answer_is_refused(folder: Path) -> None:

@@ -18,6 +18,10 @@ class AnswerError(TrainerError):
     """What a chat has to teach cannot be computed."""
 
 
+class NothingToLearnError(AnswerError):
+    """A chat that a run reads, and of which the loss counts no token."""
+
+
 def tokenize(record: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
     """Return the ids of a chat, and for each whether the loss counts it, as Bridge's dataset does.
 
@@ -45,7 +49,7 @@ def tokenize(record: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
         shown = json.dumps(record, ensure_ascii=False)[:200]
         raise AnswerError(f"the chat template refuses {shown}: {error}") from error
     if not bool(found.assistant_mask.any()):
-        raise AnswerError(_WITHOUT_ANSWER)
+        raise NothingToLearnError(_WITHOUT_ANSWER)
     return found.input_ids, found.assistant_mask
 
 

@@ -6,7 +6,6 @@ Each line is read by Megatron-Bridge's own function, so what passes here the run
 import codecs
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,8 @@ _FIELD: Final = "data.datasetRoot"
 _MODEL: Final = "data.tokenizer.tokenizerModel"
 _TRAINING: Final = "training.jsonl"
 _VALIDATION: Final = "validation.jsonl"
+RENDERED: Final = 10_000
+"""Lines of a file that the chat template is tried on; all would take as long as an epoch of the loader."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def check_root(root: Root, meter: CheckMeter) -> str:
     names = [_TRAINING, *([_VALIDATION] if root.evaluates else [])]
     files = [_file(root, name) for name in names]
     meter.begin(sum(path.stat().st_size for path in files))
-    counts = [_check_lines(path, _reader(root, tokenizer), meter) for path in files]
+    readers = [_reader(root, tokenizer) for _ in files]
+    counts = [_check_lines(path, reader, meter) for path, reader in zip(files, readers, strict=True)]
     for path, count in zip(files, counts, strict=True):
         if count < root.batch:
             problem = f"{path} has {count:,} samples, and an iteration takes {root.batch:,}"
@@ -66,7 +68,12 @@ def check_root(root: Root, meter: CheckMeter) -> str:
     times = _check_epochs(root, counts[0])
     evaluated = f", {counts[1]:,} for validation" if root.evaluates else ""
     text = f"{root.path} is checked: {counts[0]:,} samples for training{evaluated}"
-    return f"{text}; those for training are read {times}"
+    text += f"; those for training are read {times}"
+    if root.lines != "chat" or tokenizer is None:
+        return text
+    text += f"; the chat template takes the first {max(each.rendered for each in readers):,} lines of a file"
+    unanswered = sum(each.unanswered for each in readers)
+    return f"{text}, and the loss counts no token of {unanswered:,} of them" if unanswered else text
 
 
 def _check_epochs(root: Root, count: int) -> str:
@@ -116,31 +123,48 @@ def _file(root: Root, name: str) -> Path:
     return path
 
 
-def _reader(root: Root, tokenizer: Any) -> Callable[[dict[str, Any], bool], None]:
-    """Return what raises ValueError for a sample that Bridge does not read; True for the first of a file."""
+class _Reader:
+    """Reads the samples of a file as Bridge does. `tokenizer`: None for one that is not checked."""
+
+    def __init__(self, form: Any, tokenizer: Any) -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+        self.rendered = 0
+        self.unanswered = 0
+        """Of those that are rendered, the chats that a run reads, and of which the loss counts no token."""
+
+    def read(self, record: dict[str, Any]) -> None:
+        """Raise ValueError for a sample that Bridge does not read."""
+        from megatron.bridge.data.sft_processing import normalize_sft_example
+
+        from megatron_trainer.bridge.chat_tokens import AnswerError, NothingToLearnError, tokenize
+
+        normalize_sft_example(record, self._form)
+        if self._tokenizer is None or self.rendered == RENDERED:
+            return
+        self.rendered += 1
+        try:
+            tokenize(record, self._tokenizer)
+        except NothingToLearnError as error:
+            # All of a file without answers would train nothing.
+            if self.rendered == 1:
+                raise ValueError(str(error)) from error
+            self.unanswered += 1
+        except AnswerError as error:
+            raise ValueError(str(error)) from error
+
+
+def _reader(root: Root, tokenizer: Any) -> _Reader:
     from megatron_trainer.weights import cpu_model
 
     cpu_model.import_bridge()
-    from megatron.bridge.data.sft_processing import normalize_sft_example
-
-    from megatron_trainer.bridge.chat_tokens import AnswerError, tokenize
     from megatron_trainer.bridge.configuration import preprocessing
 
-    form = preprocessing(chats=root.lines == "chat")
-
-    def read(record: dict[str, Any], first: bool) -> None:
-        normalize_sft_example(record, form)
-        # All lines would take as long as an epoch of the loader; the run names a later line.
-        if first and root.lines == "chat" and tokenizer is not None:
-            try:
-                tokenize(record, tokenizer)
-            except AnswerError as error:
-                raise ValueError(str(error)) from error
-
-    return read
+    chats = root.lines == "chat"
+    return _Reader(preprocessing(chats=chats), tokenizer if chats else None)
 
 
-def _check_lines(path: Path, read: Callable[[dict[str, Any], bool], None], meter: CheckMeter) -> int:
+def _check_lines(path: Path, reader: _Reader, meter: CheckMeter) -> int:
     """Return the number of samples of a file. Raises PreparationError for a line that Bridge cannot read."""
     count = 0
     with path.open("rb") as stream:
@@ -159,7 +183,7 @@ def _check_lines(path: Path, read: Callable[[dict[str, Any], bool], None], meter
                 record = json.loads(line.decode())
                 if not isinstance(record, dict):
                     raise ValueError("it is not an object")
-                read(record, number == 1)
+                reader.read(record)
             except ValueError as error:
                 reason = " ".join(str(error).split())[:300]
                 raise _refuse(f"{path}:{number}: {reason}; correct the line, or remove it") from error
