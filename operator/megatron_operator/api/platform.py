@@ -256,12 +256,14 @@ class Hub(ApiModel):
 
 
 class CpuJobs(ApiModel):
-    """Where pods of the Jobs without accelerators run: data preparation and checks, imports and exports."""
+    """Pods of the Jobs without accelerators: data preparation and checks, imports and exports."""
 
     node_selector: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Labels that their nodes must have; default none."""
     tolerations: Annotated[list[Toleration], Field(max_length=64)] = Field(default_factory=list)
     """Taints that they tolerate; default none. Those of the accelerator profiles are not theirs."""
+    max_index_memory: Quantity | None = None
+    """Memory of the index of a run's samples above which it is left to rank 0; default 8Gi."""
 
 
 VOLCANO: Final = "volcano"
@@ -332,4 +334,4 @@ class PlatformConfig(ApiModel):
     hub: Hub = Hub()
     """Download of models by their name on a hub."""
     cpu_jobs: CpuJobs | None = None
-    """Where pods of the Jobs without accelerators run; default any node without taints."""
+    """Pods of the Jobs without accelerators; by default they run on any node without taints."""

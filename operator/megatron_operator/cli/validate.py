@@ -25,6 +25,7 @@ def command(options: RecipeOptions, output: str) -> None:
     """
     from megatron_operator.cli.conversion_jobs import conversion_lines
     from megatron_operator.cli.planning import plan_recipe, refusals
+    from megatron_operator.planner.index_memory import index_notes
 
     errors: list[FieldError] = []
     valid = []
@@ -58,6 +59,8 @@ def command(options: RecipeOptions, output: str) -> None:
             click.echo(f"  warning: {warning}")
         for name, text in conversion_lines(planned):
             click.echo(f"  {name}: {text}")
+        for note in index_notes(planned.resolved, p):
+            click.echo(f"  {note}")
         if planned.resolved.engine == "bridge":
             click.echo(f"  {p.notes[-1]}")
 

@@ -46,10 +46,10 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         if resolved.engine == "bridge":
             run = BridgeRun.from_arguments(megatron)
             words = bridge_check_arguments(run)
-            index = index_of(owner, storage, words, of_bridge=bridge_index_arguments(run))
+            index = index_of(owner, resolved.cpu_jobs, storage, words, of_bridge=bridge_index_arguments(run))
         else:
             words = dataset_arguments(megatron)
-            index = index_of(owner, storage, words)
+            index = index_of(owner, resolved.cpu_jobs, storage, words)
         arguments = _blend_arguments(resolved)
         if index is not None:
             claims |= index.claims(storage)

@@ -108,6 +108,7 @@ def placement(job: Manifest) -> str | None:
 def _placed(job: Manifest, resolved: ResolvedRecipe) -> Manifest:
     jobs = resolved.cpu_jobs
     fields = {} if jobs is None else {name: value for name, value in jobs.wire().items() if value}
+    fields.pop("maxIndexMemory", None)
     if not fields:
         return job
     metadata, template = job["metadata"], job["spec"]["template"]

@@ -162,7 +162,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     else:
         words = bridge_dataset_arguments(run) if run is not None else dataset_arguments(megatron)
         of_bridge = bridge_index_arguments(run) if run is not None else ()
-        index = index_of(owner, storage, words, workers, of_bridge) if words else None
+        index = index_of(owner, resolved.cpu_jobs, storage, words, workers, of_bridge) if words else None
         tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
         own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index)
     claims = {"data": storage.data} | (index.claims(storage) if index else {})

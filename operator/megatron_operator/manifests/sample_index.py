@@ -1,27 +1,17 @@
-"""Where a Job builds the index of a run's samples before its first start, and the memory that this takes."""
+"""Where a Job builds the index of a run's samples before its first start."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 from megatron_contract.environment import DATA_DIR
 from megatron_contract.preparation import index_folder
 
+from megatron_operator.api.platform import CpuJobs
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.storage import Storage
-
-_MEBI: Final = 1 << 20
-_PROCESS: Final = 1024 * _MEBI
-"""The process that builds the index with Megatron."""
-_PROCESS_OF_BRIDGE: Final = 1536 * _MEBI
-"""The same with Megatron-Bridge."""
-_SAMPLE: Final = (2 * 8 + 8 + 2 + 8) + 30
-"""Bytes of a sample in the index, about. The second number is a margin for the index of the documents, whose
-number is not known here: 4 bytes for each of an epoch, and 16 while Megatron builds it."""
-_LARGEST: Final = 8 << 30
-"""Bytes above which the index is left to rank 0: nodes without accelerators may not have them."""
+from megatron_operator.planner.index_memory import index_memory, is_too_large
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +36,32 @@ class Index:
 
 
 def index_of(
-    owner: Owner, storage: Storage, words: Sequence[str], workers: int = 1, of_bridge: Sequence[str] = ()
+    owner: Owner,
+    jobs: CpuJobs | None,
+    storage: Storage,
+    words: Sequence[str],
+    workers: int = 1,
+    of_bridge: Sequence[str] = (),
 ) -> Index | None:
     """Where one of the `workers` pods of a Job builds the index of a run with these arguments of Megatron.
 
     `of_bridge`: what that of a run by Megatron-Bridge depends on. None for one that is left to rank 0.
     """
-    memory = _memory(words, _PROCESS_OF_BRIDGE if of_bridge else _PROCESS)
-    if memory > _LARGEST:
+    memory = index_memory(_samples(words), of_bridge=bool(of_bridge))
+    if is_too_large(memory, jobs):
         return None
     if _can_mount_checkpoints(storage, workers):
         return Index(None, memory, tuple(of_bridge))
     return Index(f"{DATA_DIR}/{index_folder(owner.name, owner.uid)}", memory, tuple(of_bridge))
 
 
-def _memory(words: Sequence[str], process: int) -> int:
-    """Bytes that building the index takes, in whole MiB.
-
-    Megatron holds all of it: a row of two numbers and one of the order for each sample (GPTDataset), and of a
-    blend one of the dataset and one of the sample there (BlendedDataset).
-    """
+def _samples(words: Sequence[str]) -> int:
+    """The samples that a run reads to train on."""
     values = dict(pairwise(words))
     samples = int(values.get("--train-samples", 0))
     if not samples and "--global-batch-size" in values:
         samples = int(values.get("--train-iters", 0)) * int(values["--global-batch-size"])
-    return process + -(-samples * _SAMPLE // _MEBI) * _MEBI
+    return samples
 
 
 def _can_mount_checkpoints(storage: Storage, workers: int) -> bool:

@@ -13,6 +13,7 @@ from megatron_operator.planner.checks.topology import uplink_notes
 from megatron_operator.planner.estimate.group_communication import communication
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.gradient_overlap import ignores_overlaps, overlaps
+from megatron_operator.planner.index_memory import index_notes
 from megatron_operator.planner.left_out import cost_note
 from megatron_operator.planner.notes import planning_notes
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
@@ -47,7 +48,7 @@ def plan_of(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> P
     found.extend(volumes.errors)
     found.raise_errors()
     notes = [*made.notes, *volumes.notes, *lint_warnings(resolved, made), *suggestions(resolved, made)]
-    notes += uplink_notes(resolved)
+    notes += [*uplink_notes(resolved), *index_notes(resolved, made)]
     return made.model_copy(update={"notes": notes})
 
 

@@ -33,6 +33,7 @@ from megatron_operator.planner.chosen_plan import plan_of
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.workload import execution, numerics
+from megatron_operator.planner.index_memory import index_notes
 from megatron_operator.planner.notes import rejected_layout_warning
 from megatron_operator.planner.retention import parallelism_of, same_layout
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
@@ -177,7 +178,9 @@ def _plan_bridge(
             found.note(rejected_layout_warning(error))
     pod = _ranks_per_pod(resolved, found)
     found.raise_errors()
-    return with_bridge_notes(bridge.plan_as_published(resolved, pod, found.notes), resolved)
+    made = bridge.plan_as_published(resolved, pod, found.notes)
+    made = made.model_copy(update={"notes": [*made.notes, *index_notes(resolved, made)]})
+    return with_bridge_notes(made, resolved)
 
 
 def _plan_with_layout_of(previous: Plan, resolved: ResolvedRecipe) -> Plan:

@@ -199,3 +199,26 @@ def test_a_recipe_for_recommend_does_not_fit_only_where_it_lacks_memory() -> Non
     result = megatron(*words)
     assert result.stdout.startswith("llama3-8b cannot run on 12 GPUs\n")
     assert "does not fit" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_a_command_names_an_index_that_is_left_to_rank_0(command: str, tmp_path: Path) -> None:
+    recipe = {
+        "apiVersion": "megatron.training/v1beta1",
+        "kind": "MegatronRecipe",
+        "metadata": {"name": "mine"},
+        "spec": {
+            "recipe": "mistral-7b",
+            "accelerator": {"type": "h100-sxm", "count": 64},
+            "data": {
+                "volume": {"claimName": "corpus"},
+                "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"},
+                "blend": [{"path": "web_text_document"}],
+            },
+        },
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    result = megatron(command, "-f", str(path))
+    assert result.exit_code == 0, result.output
+    assert " ".join(result.output.split()).count("samples is left to rank 0") == 1

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_operator.api.platform import CpuJobs
 from megatron_operator.manifests import build
+from megatron_operator.manifests.cpu_job import placement
 from megatron_operator.planner import PlannedRun
 from megatron_trainer.data import check_command
 from megatron_trainer.data.check import parse_needs
@@ -154,6 +156,20 @@ def test_memory_grows_with_the_samples_and_an_index_of_too_many_is_left_to_rank_
     assert requested == ["2056Mi", "5955Mi", "1Gi"]
     assert "--index" in container(many.check_job)["args"]
     assert "--index" not in container(most.check_job)["args"]
+
+
+@pytest.mark.parametrize(("most", "builds"), [("9Gi", True), ("8Gi", False), ("2Gi", False)])
+def test_the_platform_sets_how_much_memory_an_index_may_take(run: Any, most: str, builds: bool) -> None:
+    def long(spec: Spec) -> None:
+        spec["training"] = {"trainIters": 1_000_000, "lrWarmupIters": 1, "lrDecayIters": 1_000_000}
+
+    of = run("llama3-8b-64-gpus", long)
+    jobs = CpuJobs.model_validate({"maxIndexMemory": most})
+    of.resolved = of.resolved.model_copy(update={"cpu_jobs": jobs})
+    job = of.build().check_job
+    assert ("--index" in container(job)["args"]) == builds
+    assert "maxIndexMemory" not in job["spec"]["template"]["spec"], "no field of a pod"
+    assert placement(job) is None, "where it runs is the same"
 
 
 @pytest.mark.parametrize(
