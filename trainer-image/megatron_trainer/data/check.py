@@ -229,6 +229,13 @@ def _check_samples(dataset: Prepared, needs: Needs, share: float) -> float:
     return float(required / samples)
 
 
+def times_read(prefix: Path, documents: int, needs: Needs) -> float:
+    """Return how often a run reads the tokens of the only dataset that it reads, of `documents`."""
+    first, last = split_bounds(needs.split, documents)[0]
+    tokens = count_tokens(Path(f"{prefix}.idx"), first, last)
+    return needs.samples * needs.seq_length / max(tokens, 1)
+
+
 def show_times(times: float) -> str:
     """Return how often something is read, with two digits: 2.4 times."""
     text = f"{times:,.0f}" if times >= 10 else f"{times:.2g}"

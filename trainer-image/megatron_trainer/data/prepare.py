@@ -236,9 +236,12 @@ def _from_folder(argv: Sequence[str]) -> tuple[str, PreparationResult]:
     if options.megatron_flags:
         from megatron_trainer.data import check
 
-        needs = check.parse_needs(options.megatron_flags, None, 1)
-        if needs is not None and (problem := check.empty_split(needs, result.documents)):
-            raise PreparationError(ExitCode.BAD_DATA, f"data.prepare.source: {problem}")
+        needs = check.parse_needs(options.megatron_flags, None, None)
+        if needs is not None:
+            if problem := check.empty_split(needs, result.documents):
+                raise PreparationError(ExitCode.BAD_DATA, f"data.prepare.source: {problem}")
+            times = check.times_read(options.data, result.documents, needs)
+            text = f"{text}; the run reads those for training {check.show_times(times)}"
         text = f"{text}; {build_index(options.megatron_flags, options.index_dir)}"
     return text, result
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.data import prepare, tokenizer
+from megatron_trainer.data import check, prepare, tokenizer
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import PrepareOptions, parse_options
 from megatron_trainer.volume_paths import left_volume
@@ -223,6 +223,21 @@ def test_words_after_two_dashes_are_flags_of_the_run_and_no_settings_of_the_corp
     assert requested.megatron_flags == ("--seq-length", "64", "--workers", "9")
     assert requested.settings() == options(source).settings()
     assert options(source).megatron_flags == ()
+
+
+def test_the_result_has_how_often_the_run_reads_a_folder(source: Path) -> None:
+    out = source.parent / "data"
+    words = ["--source", str(source), "--include", "**/*.py", "--output-prefix", str(out / "code")]
+    words += ["--tokenizer-dir", str(out / "tokenizer"), "--tokenizer-vocab-size", "300"]
+    flags = ["--seq-length", "8", "--global-batch-size", "4", "--split", "100,0,0", "--eval-iters", "0"]
+    flags += ["--data-path", str(out / "code_text_document"), "--train-iters"]
+    _, built = prepare._from_folder(words)
+    assert built is not None
+    iterations = 3 * built.tokens // (8 * 4)
+    text, _ = prepare._from_folder([*words, "--", *flags, str(iterations)])
+    times = check.show_times(iterations * 8 * 4 / built.tokens)
+    assert f" tokens; the run reads those for training {times}; " in text
+    assert times != "once"
 
 
 def test_a_corpus_is_ready_also_if_the_index_of_its_samples_cannot_be_built(source: Path) -> None:
