@@ -11,6 +11,7 @@ from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.environment import DATA_DIR, PROGRESS_PORT
 from megatron_contract.preparation import CHECKED_FOLDER
 
+from megatron_operator.catalog import hub
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
@@ -69,7 +70,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         claims=claims,
         # What is found in a blend is kept there.
         read_only=frozenset() if data.blend else frozenset({"data"}),
-        environment={"HOME": "/tmp"},
+        environment={"HOME": "/tmp", **hub.offline_environment(resolved)},
     )
     return cpu_job.job(owner, resolved, work)
 

@@ -203,3 +203,29 @@ def test_a_job_with_another_image_replaces_one_that_cannot_start(run: Any) -> No
     before, after = (run("llama3-8b-64-gpus", change).build().check_job for change in (None, image))
     assert before["metadata"]["annotations"] != after["metadata"]["annotations"]
     assert json.dumps(container(before)["args"]) == json.dumps(container(after)["args"])
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, {"HF_HUB_OFFLINE": "1"}),
+        ({"env": {"HF_HOME": "/data/cache"}}, {"HF_HUB_OFFLINE": "1", "HF_HOME": "/data/cache"}),
+        ({"env": {"HF_HUB_OFFLINE": "0"}}, {}),
+        ({"env": {"HF_HOME": "/checkpoints/cache"}}, {}),
+        ({"env": {"HF_HUB_CACHE": "/data/a"}}, {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/data/a"}),
+        ({"envFrom": [{"configMapRef": {"name": "hub"}}]}, {}),
+        ({"envValueFrom": {"HF_HOME": {"configMapKeyRef": {"name": "hub", "key": "home"}}}}, {}),
+        ({"data": {"tokenizer": {"tokenizerModel": "/data/tokenizer"}}}, {}),
+    ],
+)
+def test_a_name_on_a_hub_is_checked_where_the_pod_finds_what_offline_trainers_do(
+    run: Any, change: Spec, found: dict[str, str]
+) -> None:
+    def edit(spec: Spec) -> None:
+        spec["data"]["tokenizer"] = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "org/name"}
+        spec |= {name: value for name, value in change.items() if name != "data"}
+        spec["data"]["tokenizer"] |= change.get("data", {}).get("tokenizer", {})
+
+    environment = container(run("llama3-8b-64-gpus", edit).build().check_job)["env"]
+    of_hub = {each["name"]: each["value"] for each in environment if each["name"].startswith("HF_")}
+    assert of_hub == found

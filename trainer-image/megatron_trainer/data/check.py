@@ -19,6 +19,7 @@ from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.shards import Encoder, TokenEncoder, count_tokens
 
 _BLOCK = 8 << 20
+_MODEL = "data.tokenizer.tokenizerModel"
 _SPLITS = ("training", "validation", "test")
 _ALL_TO_TRAIN_ON = "100,0,0"
 
@@ -97,21 +98,41 @@ def load_offline(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
     `trust_remote_code`: code of the folder may be run, as with Megatron's flag of this name.
     """
+    if not folder.is_dir():
+        text = f"{_MODEL}: {folder} is not a folder; copy the tokenizer there (save_pretrained)"
+        raise PreparationError(ExitCode.BAD_DATA, text)
+    try:
+        return _load(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # of many kinds
+        text = f"{_MODEL}: transformers cannot load {folder} offline: {_reason(error)}"
+        raise PreparationError(ExitCode.BAD_DATA, f"{text}; save it with save_pretrained") from error
+
+
+def load_cached(name: str, *, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer of this name on a hub from the cache, as a run that asks no hub loads it.
+
+    Raises PreparationError.
+    """
+    fix = 'set a folder on the data volume, or env: {HF_HUB_OFFLINE: "0"} to have the trainers ask the hub'
+    try:
+        return _load(name, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        text = f"{name} is a name on a hub, which the run does not ask, and not in the image's cache"
+        raise PreparationError(ExitCode.BAD_DATA, f"{_MODEL}: {text}; {fix}") from error
+    except Exception as error:  # of many kinds
+        text = f"{_MODEL}: transformers cannot load {name} from the cache: {_reason(error)}"
+        raise PreparationError(ExitCode.BAD_DATA, f"{text}; {fix}") from error
+
+
+def _load(model: str, *, trust_remote_code: bool) -> Any:
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoTokenizer
 
-    setting = "data.tokenizer.tokenizerModel"
-    if not folder.is_dir():
-        text = f"{setting}: {folder} is not a folder; copy the tokenizer there (save_pretrained)"
-        raise PreparationError(ExitCode.BAD_DATA, text)
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
-        )
-    except Exception as error:  # of many kinds
-        reason = " ".join(str(error).split())[:200]
-        text = f"{setting}: transformers cannot load {folder} offline: {reason}; save it with save_pretrained"
-        raise PreparationError(ExitCode.BAD_DATA, text) from error
+    return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def check_tokenizer(folder: Path, encoder: Encoder) -> None:

@@ -4,6 +4,8 @@ What is found in a file is kept on the data volume, where that can be written, s
 once: an edited recipe, and another one with the same dataset, read only what has changed.
 """
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +123,8 @@ def _tokenizer_size(flags: Sequence[str]) -> int | None:
     if model is None or kind not in _CHECKED:
         return None
     path = Path(model)
+    if not path.is_absolute() and not path.exists() and kind == _TOKENIZER:
+        return _size_of_name(model, flags)
     if not _is_on_data(model) and not path.exists():
         log(f"{_MODEL} {model} is not on the data volume, and is not checked")
         return None
@@ -129,6 +133,19 @@ def _tokenizer_size(flags: Sequence[str]) -> int | None:
     if kind != _TOKENIZER:
         return megatron_tokenizer.load(path, flags, append_eod=False, threads=1).vocabulary
     return len(check.load_offline(path, trust_remote_code="--trust-remote-code" in flags))
+
+
+def _size_of_name(name: str, flags: Sequence[str]) -> int | None:
+    """The number of ids of a tokenizer by its name on a hub; None where the run may ask the hub for it.
+
+    The operator sets the variable for a run that asks none and finds what this pod does.
+    """
+    if os.environ.get("HF_HUB_OFFLINE") != "1":
+        log(f"{_MODEL} {name} is a name on a hub, and is not checked")
+        return None
+    # As the launcher of the run does.
+    os.environ.setdefault("HF_HOME", str(Path(tempfile.gettempdir()) / "huggingface"))
+    return len(check.load_cached(name, trust_remote_code="--trust-remote-code" in flags))
 
 
 def _is_on_data(path: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 
 from megatron_operator.api.errors import shown
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog import hub
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
@@ -58,14 +59,11 @@ def _warm_up(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
 
 
 def _tokenizer_of_a_hub(resolved: ResolvedRecipe) -> Iterator[str]:
-    tokenizer = resolved.data.tokenizer
-    if tokenizer is None or tokenizer.tokenizer_type != "HuggingFaceTokenizer":
-        return
-    model = tokenizer.tokenizer_model
-    if model is not None and not model.startswith("/") and resolved.env.get("HF_HUB_OFFLINE") != "0":
+    name = hub.tokenizer_name(resolved)
+    if name is not None and not hub.asks_hub(resolved):
         yield (
-            f"data.tokenizer.tokenizerModel {shown(model)} is a name on the model hub, which trainers do not"
-            ' ask unless env has HF_HUB_OFFLINE: "0"; else the image must have it in its cache'
+            f"data.tokenizer.tokenizerModel {shown(name)} is a name on the model hub, which trainers do not"
+            ' ask unless env has HF_HUB_OFFLINE: "0"; else the run fails without it in the cache of the image'
         )
 
 

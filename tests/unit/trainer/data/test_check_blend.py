@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +180,48 @@ def test_code_of_a_tokenizer_is_run_only_with_megatrons_flag(
     assert ended == ExitCode.OK, text
 
 
-def test_a_name_on_a_hub_is_left_to_the_run(tmp_path: Path) -> None:
+HUB = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "meta-llama/Llama-3.1-8B"]
+
+
+def of_a_hub(prefix: Path, **environment: str) -> tuple[int, str]:
+    """How the check ends in a process of its own: the library reads these variables when it is imported."""
+    words = ["--check-blend", json.dumps([str(prefix)]), "--known-dir", str(prefix.parent / "known"), "--"]
+    log = prefix.parent / "termination-log"
+    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "megatron_trainer.data.prepare", *words, *HUB, "--data-path", str(prefix)],
+        env=base | {"MEGATRON_TERMINATION_LOG": str(log)} | environment,
+        check=False,
+    )
+    return ended.returncode, json.loads(log.read_text())["message"]
+
+
+def test_a_name_on_a_hub_is_left_to_a_run_that_may_ask_it(tmp_path: Path) -> None:
+    write(tmp_path / "a", largest=5000)
+    code, text = of_a_hub(tmp_path / "a")
+    assert code == ExitCode.OK, text
+
+
+def test_a_name_on_a_hub_is_refused_where_an_offline_run_would_not_find_it(tmp_path: Path) -> None:
     write(tmp_path / "a")
-    flags: dict[str, Any] = {
-        "tokenizer_type": "HuggingFaceTokenizer",
-        "tokenizer_model": "meta-llama/Llama-3.1-8B",
-    }
-    assert run(tmp_path / "a", **flags)[0] == ExitCode.OK
+    code, text = of_a_hub(tmp_path / "a", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
+    assert code == ExitCode.BAD_DATA
+    assert text.startswith("data.tokenizer.tokenizerModel: meta-llama/Llama-3.1-8B is a name on a hub, ")
+    assert 'set a folder on the data volume, or env: {HF_HUB_OFFLINE: "0"}' in text
+
+
+def test_a_tokenizer_in_the_cache_is_checked_by_its_name(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """In the layout of the hub's library."""
+    model = tmp_path / "home" / "hub" / "models--meta-llama--Llama-3.1-8B"
+    shutil.copytree(tokenizer_dir, model / "snapshots" / "0123abcd")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0123abcd")
+    (model / "snapshots" / "0123abcd" / "config.json").write_text('{"model_type": "llama"}')
+    write(tmp_path / "a", largest=7), write(tmp_path / "b", largest=5000)
+    code, text = of_a_hub(tmp_path / "a", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "home"))
+    assert code == ExitCode.OK, text
+    code, text = of_a_hub(tmp_path / "b", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "home"))
+    assert "has token id 5,000, and the tokenizer has " in text
 
 
 def test_a_run_that_reads_a_dataset_too_often_is_refused_with_what_to_change(tmp_path: Path) -> None:
