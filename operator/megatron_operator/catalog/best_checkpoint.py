@@ -1,9 +1,10 @@
-"""Checks of a recipe that keeps or exports the checkpoint with the lowest validation loss."""
+"""A recipe that keeps or exports the checkpoint with the lowest validation loss: default and checks."""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import ExportSpec
 from megatron_operator.api.recipe import CheckpointSpec
@@ -11,6 +12,28 @@ from megatron_operator.catalog.data import validates
 
 KEEP_BEST = "spec.checkpoint.keepBest"
 WHEN = "spec.export.when"
+_EVERY = "training.evalInterval"
+
+
+def complete_evaluations(
+    asked: CheckpointSpec, export: ExportSpec | None, training: dict[str, Any], save: int, found: Diagnostics
+) -> None:
+    """Evaluate each checkpoint of a run whose best one would always be the last.
+
+    Not where the recipe itself sets evalInterval, or nothing is saved before the end.
+    """
+    if not (asked.keep_best or (export is not None and "best" in export.moments)):
+        return
+    every, total = training.get("evalInterval"), _iterations(training)
+    if every is None or total is None or save >= total or found.is_set_by_user(_EVERY):
+        return
+    if math.lcm(save, every) >= total:
+        training["evalInterval"] = save
+        found.origin(_EVERY, "checkpoint.saveInterval")
+        found.note(
+            f"evalInterval {every:,} becomes {save:,}, that of checkpoint.saveInterval: the best checkpoint"
+            " is one that was evaluated"
+        )
 
 
 def best_checkpoint_errors(

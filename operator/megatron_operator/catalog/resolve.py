@@ -121,6 +121,7 @@ def resolve_for_planning(
         )
     checkpoint = _checkpoint(spec, entry, profile, platform, found)
     save = checkpoint.save_interval or _SAVE_INTERVAL
+    best_checkpoint.complete_evaluations(spec.checkpoint, spec.export, merged["training"], save, found)
     found.extend(best_checkpoint.best_checkpoint_errors(spec.checkpoint, spec.export, merged, save))
     settings = merged | {
         "recipe": entry.name if entry else None,

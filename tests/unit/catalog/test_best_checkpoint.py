@@ -44,6 +44,27 @@ def test_a_run_whose_checkpoints_are_never_evaluated_before_the_last_is_refused_
     assert found.endswith(fix)
 
 
+def test_each_checkpoint_is_evaluated_where_the_recipe_sets_no_interval(resolve: Callable[..., Any]) -> None:
+    spec = asked(100, 1000)
+    del spec["training"]["evalInterval"]
+    found = resolve(**spec)
+    assert (found.training.eval_interval, found.origins["training.evalInterval"]) == (
+        100,
+        "checkpoint.saveInterval",
+    )
+    assert any(note.startswith("evalInterval 1,000 becomes 100, ") for note in found.notes)
+    found = resolve(**spec | {"training": {"trainIters": 5000}})
+    assert (found.training.eval_interval, found.origins["training.evalInterval"]) == (1000, "default")
+    found = resolve(**spec | {"checkpoint": {"saveInterval": 100, "keep": 2}})
+    assert found.training.eval_interval == 1000
+
+
+def test_a_run_that_saves_nothing_before_its_end_is_refused_without_an_interval_too(refusal: Refusal) -> None:
+    spec = asked(500, 1000)
+    del spec["training"]["evalInterval"]
+    assert refusal(**spec)[KEEP].endswith("for example to 50")
+
+
 def test_a_run_counted_in_samples_is_checked_too(refusal: Refusal) -> None:
     samples = {"trainSamples": 500 * 8, "globalBatchSize": 8, "trainIters": None}
     spec = asked(100, 70)
