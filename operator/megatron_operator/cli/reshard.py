@@ -59,7 +59,8 @@ def command(
 
     Megatron can only load the optimizer state in another layout if it was saved for that, as
     recovery.elastic does. For a run without it this command sets it, waits until the run has saved a
-    checkpoint, and sets the layout then; the run restarts twice. An interrupted command can be repeated.
+    checkpoint, and sets the layout then; the run restarts twice. The first start is in its old layout, so the
+    accelerators of that must be free once more. An interrupted command can be repeated.
 
     \b
     megatron reshard llama3-8b --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4
