@@ -92,9 +92,10 @@ _NOT_NEEDED: Final = {
     "leave it out: status.stragglers names slow ranks; megatronArgs.log-straggler logs more": (
         "enableStragglerDetection logStraggler stragglerDetection"
     ),
-    "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp)": (
-        "ckptFormat autoDetectCkptFormat distCkptFormat"
-    ),
+    (
+        "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp), formats"
+        " that load in another layout"
+    ): "ckptFormat autoDetectCkptFormat distCkptFormat",
     "leave it out: these models are the only ones": "useMcoreModels useMcore",
     "leave it out: it follows from accelerator.count and the other sizes": (
         "dataParallelSize dataParallel dpSize dp"

@@ -54,7 +54,8 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         (
             "checkpoint",
             "ckptFormat",
-            "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp)",
+            "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp),"
+            " formats that load in another layout",
         ),
         ("training", "learningRate", "set spec.training.lr"),
         ("training", "fp8Hybrid", "set spec.training.fp8Format: hybrid"),

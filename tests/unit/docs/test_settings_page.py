@@ -36,15 +36,33 @@ OF_THE_DOCUMENTATION = (
 """Every setting of the tables of Megatron's documentation."""
 
 
-def arguments(row: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    spec = parse_spec(settings_reach.added(DATA["bases"][row.get("base", "dense")], settings))
-    return admit("run", spec, default_platform(), catalog.load()).arguments
+OF_EVERY_RUN = "save, load"
+"""The row of arguments that no field sets."""
 
 
-@pytest.mark.parametrize("row", SETTABLE.values(), ids=SETTABLE)
-def test_a_setting_becomes_an_argument_of_megatron(row: dict[str, Any]) -> None:
+def arguments(row: dict[str, Any], *settings: dict[str, Any], name: str = "run") -> list[str]:
+    recipe = DATA["bases"][row.get("base", "dense")]
+    for more in settings:
+        recipe = settings_reach.added(recipe, more)
+    return admit(name, parse_spec(recipe), default_platform(), catalog.load()).arguments
+
+
+@pytest.mark.parametrize("name", [each for each in SETTABLE if each != OF_EVERY_RUN])
+def test_a_setting_becomes_an_argument_of_megatron_that_is_not_there_otherwise(name: str) -> None:
+    row = ROWS[name]
+    other = row.get("without", {})
+    without, words = (" ".join(arguments(row, *more)) for more in ([other], [other, row["recipe"]]))
+    assert f" {row['args']} " in f" {words} "
+    assert f" {row['args']} " not in f" {without} "
+
+
+def test_checkpoints_are_saved_and_loaded_in_a_folder_of_the_recipes_name() -> None:
+    row = ROWS[OF_EVERY_RUN]
     words = " ".join(arguments(row, row["recipe"]))
     assert f" {row['args']} " in f" {words} "
+    assert words.replace("/checkpoints/run", "/checkpoints/other") == " ".join(
+        arguments(row, row["recipe"], name="other")
+    )
 
 
 @pytest.mark.parametrize("row", SETTABLE.values(), ids=SETTABLE)
@@ -60,6 +78,14 @@ def test_a_wrong_value_is_refused(row: dict[str, Any]) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         arguments(row, row["wrong"])
     assert str(refused.value.errors[0]).startswith(row["refusal"])
+
+
+@pytest.mark.parametrize("wrong", [{"megatronArgs": {"ckpt-format": "torch"}}, ROWS["ckpt_format"]["wrong"]])
+def test_another_format_of_checkpoints_is_refused_with_the_reason_by_either_name(wrong: Any) -> None:
+    with pytest.raises(InvalidRecipeError) as refused:
+        arguments({}, wrong)
+    reason = "torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp)"
+    assert all(text in str(refused.value) for text in (reason, "formats that load in another layout"))
 
 
 def test_the_page_has_these_rows() -> None:
