@@ -42,17 +42,21 @@ catalog, of all that the recipe has.
 set in what the functions return (`make test`).
 
 *Trained as*: the recipe whose small model was trained on CPU ranks, with the settings that the operator
-renders. It stands for all recipes of its architecture and mode; those of engine `megatron` have the same kind
-of layers, and other sizes. Of engine `megatron` a model of two layers was imported, trained for three steps
-on four ranks (TP 2 and PP 2, or EP 2 and PP 2) in FP32 and exported (`make bridge-training`); `tiny-gpt` is
-trained in pods of the local cluster (`make faults`). Of engine `bridge` a model of two layers (EXAONE 4.5,
-Gemma 4, GLM-5.2, K-EXAONE, MiniMax-M3, Qwen3-Next, Qwen3.5: four, Gemma 3 and Nemotron: six) was trained for
-at least two steps on two or four ranks (`make bridge-training`); `make test` trains one of every function for
-two on a single rank. For SFT and LoRA transformers or the project made it, and it was imported; models that
-read images or sound had some. Pretraining began with random weights and read real text, except that of a
-projector, which began as SFT does, and that of diffusion models, which read random latents; from imported
-weights it was run [as well](../bridge-pretraining.md#weights-of-hugging-face). Layers were Megatron's own
-instead of Transformer Engine's.
+renders. It stands for all recipes of its architecture and mode; those of engine `megatron` have the same
+kind of layers, and other sizes. Of engine `megatron` a model of two layers was imported, trained for three
+steps on four ranks (TP 2 and PP 2, or EP 2 and PP 2) in FP32 and exported (`make bridge-training`), or one
+of random weights was trained for two steps on one rank (`make test`; those are listed in
+`testkit/own_loop.py`, `ALONE`); `tiny-gpt` is trained in pods of the local cluster (`make faults`). Of
+engine `bridge` a model of two layers (EXAONE 4.5, Gemma 4, GLM-5.2, K-EXAONE, MiniMax-M3, Qwen3-Next,
+Qwen3.5: four, Gemma 3 and Nemotron: six) was trained for at least two steps on two or four ranks (`make
+bridge-training`); `make test` trains one of every function for two on a single rank, except those of
+GPT-OSS, which it builds and whose first step ends in an error there, and
+`moonlight_16b_sft_8gpu_h100_bf16_tp1_config`, which is refused on one rank. For SFT and LoRA transformers
+or the project made it, and it was imported; models that read images or sound had some. Pretraining began
+with random weights and read real text, except that of a projector, which began as SFT does, and that of
+diffusion models, which read random latents; from imported weights it was run [as
+well](../bridge-pretraining.md#weights-of-hugging-face). Layers were Megatron's own instead of Transformer
+Engine's.
 
 On a GPU llama3.2-1b-lora alone was run ([hardware](../hardware.md))."""
 _SIZES: Final = frozenset(
@@ -104,8 +108,30 @@ def page(made: str, entries: Iterable[Entry]) -> str:
             "",
             *table(HEAD, map(_cells, rows)),
             "",
+            *_refused_functions(rows),
+            "",
         ]
     )
+
+
+def _refused_functions(rows: Iterable[Row]) -> list[str]:
+    """The section with the number of functions that the operator does not start, by reason."""
+    obstacles = {
+        each.function: each.obstacle
+        for row in rows
+        for each in row.entry.layouts
+        if each.function is not None
+    }
+    reasons = Counter(filter(None, obstacles.values()))
+    listed = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
+    return [
+        "## Functions that are not started",
+        "",
+        f"Of the {len(obstacles)} functions of Megatron-Bridge in the catalog {reasons.total()} are not"
+        " started.",
+        "",
+        *table(("Because it", "Functions"), ((reason, str(count)) for reason, count in listed)),
+    ]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -156,7 +182,7 @@ def _names() -> Iterator[str]:
         *(fine_tuned.OMNI_CASES, fine_tuned.NEMOTRON_CASES, pretrained.CASES, own_loop.CASES),
     ):
         yield from (case.recipe for case in cases)
-    yield from (*latent_cases.PRETRAINED, *latent_cases.FINE_TUNED, own_loop.IN_PODS)
+    yield from (*latent_cases.PRETRAINED, *latent_cases.FINE_TUNED, *own_loop.ALONE, own_loop.IN_PODS)
 
 
 def _kind(entry: Entry) -> tuple[object, ...]:

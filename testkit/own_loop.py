@@ -1,4 +1,4 @@
-"""What `make bridge-training` trains by Megatron's own loop on four CPU ranks, from small random models."""
+"""Small models of Megatron's own loop: of `make bridge-training` on four CPU ranks, of `make test` on one."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -157,5 +157,31 @@ IMPORTED: Final = (
     ),
 )
 """Imported alone."""
+_SPARSE: Final = {
+    "moeFfnHiddenSize": 32,
+    "moeLayerFreq": "([0]*1+[1]*1)",
+    "numExperts": 4,
+    "moeRouterTopk": 2,
+}
+_SHARED: Final = {**_SPARSE, "moeSharedExpertIntermediateSize": 32}
+ALONE: Final[dict[str, dict[str, Any]]] = {
+    "gpt3-1.3b": {"numQueryGroups": None, "kvChannels": None},
+    "gpt3-15b": {},
+    "mistral-7b-v0.1": {"windowSize": "15,0"},
+    "mimo-7b": {},
+    "qwen1.5-moe-a2.7b": {
+        **{"numExperts": 4, "moeRouterTopk": 2, "moeFfnHiddenSize": 32, "numQueryGroups": None},
+        "moeSharedExpertIntermediateSize": 32,
+    },
+    "ernie4.5-21b-a3b": _SHARED,
+    "ernie4.5-300b-a47b": _SPARSE,
+    "glm4.5-355b": _SHARED,
+    "hy3": _SHARED,
+    **{name: {**_SHARED, **_GROUPS} for name in ("ling-mini-2.0", "ling-flash-2.0", "ling-1t")},
+    "deepseek-v2": {**_LATENT, **_GROUPS},
+    "kimi-k2": _LATENT,
+    "glm4.7-flash": _LATENT,
+}
+"""Recipe -> `model` of the small one that `make test` trains on one rank, from random weights."""
 IN_PODS: Final = "tiny-gpt"
 """What pods of the local cluster train, with Megatron's real loop (tests/faults)."""

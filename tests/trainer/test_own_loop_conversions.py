@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megatron_operator.manifests import Manifests
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
 
 from testkit.own_loop import CASES, IMPORTED, LLAMA
 from testkit.own_loop import OwnLoopCase as Case
 from testkit.weights.families import by_name, write_model
-from testkit.weights.warm import Ended, WarmConverter
+from testkit.weights.warm import WarmConverter
 from tests.trainer.bridge_run import LENGTH, rendered_objects
-from tests.trainer.gang import Gang
+from tests.trainer.own_loop_runs import SIZES, OwnLoopGang
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS = 3
@@ -35,15 +34,11 @@ pytestmark = pytest.mark.skipif(
 
 def spec_of(case: Case) -> dict[str, Any]:
     """The recipe of a case, from /data/model to /data/out."""
-    sizes = {
-        **{"numLayers": 2, "hiddenSize": 64, "ffnHiddenSize": 128, "numAttentionHeads": 4},
-        **{"numQueryGroups": 2, "kvChannels": 16, "vocabSize": 256, "maxPositionEmbeddings": 128},
-    }
     return {
         "recipe": case.recipe,
         "accelerator": {"type": "cpu", "count": 4, "perNode": 4},
         "parallelism": case.parallelism,
-        "model": {name: value for name, value in (sizes | case.model).items() if value is not None},
+        "model": {name: value for name, value in (SIZES | case.model).items() if value is not None},
         "init": {"from": {"huggingFace": {"path": "/data/model"}}},
         "data": {"volume": {"claimName": "data"}, "mockData": True},
         "training": {
@@ -54,32 +49,6 @@ def spec_of(case: Case) -> dict[str, Any]:
         "export": {"huggingFace": {"path": "/data/out"}},
         **({"megatronArgs": case.arguments} if case.arguments else {}),
     }
-
-
-class OwnLoopGang(Gang):
-    """The launcher of a run as the operator renders it; `data` stands for the data volume."""
-
-    def __init__(self, folder: Path, warm: WarmProcess, data: Path, objects: Manifests) -> None:
-        super().__init__(folder, None, nodes=1, warm=warm)
-        self._data_volume = data
-        self._objects = objects
-
-    def _words(self, container: dict[str, Any]) -> list[str]:
-        here = {"/data/": f"{self._data_volume}/", "/checkpoints/run": str(self.save)}
-        words = [str(word) for word in container["args"]]
-        for mounted, folder in here.items():
-            words = [f"{folder}{w.removeprefix(mounted)}" if w.startswith(mounted) else w for w in words]
-        return words
-
-    def arguments(self) -> list[str]:
-        pods = self._objects.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-        return self._words(pods["containers"][0])
-
-    def convert(self, converter: WarmConverter, job: dict[str, Any] | None) -> Ended:
-        """Run what the Job of a conversion runs."""
-        assert job is not None
-        words = self._words(job["spec"]["template"]["spec"]["containers"][0])
-        return converter.convert(*words, log=self.folder / "conversion.log")
 
 
 def write_case(case: Case, folder: Path) -> Path:
