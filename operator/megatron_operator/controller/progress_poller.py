@@ -53,7 +53,7 @@ class _Run:
     """When a pod last answered, by the monotonic clock, as `moved`: the wall clock may be set."""
     moved: float = 0.0
     active: str = ""
-    """When a pod last reported that its ranks still load."""
+    """When a pod last reported that its ranks still load or evaluate."""
     silent_since: float | None = None
     """Since when no pod has answered although all were asked; None once one answers."""
     problem: str = ""
@@ -89,8 +89,9 @@ def _motion(report: ProgressReport) -> tuple[Any, ...]:
 
 
 def _active(reports: Iterable[ProgressReport]) -> str:
-    """When a pod whose ranks load last reported it. It is progress: packing samples takes hours."""
-    return max((each.updated_at or "" for each in reports if each.phase == "loading"), default="")
+    """When a pod last reported that its ranks load or evaluate. It is progress: both may take hours."""
+    active = (each.updated_at or "" for each in reports if each.phase in ("loading", "evaluating"))
+    return max(active, default="")
 
 
 def _notable(report: ProgressReport, *, resting: bool) -> tuple[Any, ...]:

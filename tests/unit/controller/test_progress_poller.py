@@ -77,10 +77,11 @@ def test_time_without_an_answer_does_not_count_as_time_without_progress(monkeypa
     [
         ("loading", "2026-11-29T10:01:00.000Z", 0),
         ("loading", "2026-11-29T09:59:00.000Z", 60),
+        ("evaluating", "2026-11-29T10:01:00.000Z", 0),
         ("saving", "2026-11-29T10:01:00.000Z", 60),
     ],
 )
-def test_a_later_report_of_ranks_that_load_is_progress(
+def test_a_later_report_of_ranks_that_load_or_evaluate_is_progress(
     phase: str, later: str, unmoved: float, monkeypatch: Any
 ) -> None:
     poller, moment = OnePodPoller(), [100.0]

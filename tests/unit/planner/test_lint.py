@@ -43,6 +43,13 @@ MOE: dict[str, Any] = {
             "cuda-graph-modules: with cuda-graph-impl full_iteration, which captures everything",
         ),
         ({"megatronArgs": {"optimizer-cpu-offload": True}}, "set training.usePrecisionAwareOptimizer: true"),
+        (
+            {
+                "training": {"bf16": False, "usePrecisionAwareOptimizer": True},
+                "megatronArgs": {"optimizer-cpu-offload": True},
+            },
+            "cannot load the states of this optimizer for parameters in FP32; set training.bf16: true",
+        ),
         ({"parallelism": {"cpCommType": "a2a+p2p"}}, "set megatronArgs.hierarchical-context-parallel-sizes"),
         ({"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}, "the model has no experts"),
         (

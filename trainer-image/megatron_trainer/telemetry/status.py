@@ -117,7 +117,7 @@ class Status:
         kind = event["event"]
         if kind == "phase":
             self.set(phase=event["phase"])
-        elif kind == "busy":
+        elif kind in ("busy", "pulse"):
             self.set()
         elif kind == "saved":
             self.set(phase="training")

@@ -86,6 +86,15 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set training.usePrecisionAwareOptimizer: true",
             )
         )
+    elif args.get("optimizer-cpu-offload") and not (resolved.training.bf16 or resolved.training.fp16):
+        # Megatron Core 0.19.2: a KeyError of HybridDeviceOptimizer, at the first resume.
+        errors.append(
+            FieldError(
+                _ARGS + "optimizer-cpu-offload",
+                "Megatron cannot load the states of this optimizer for parameters in FP32",
+                "set training.bf16: true, or leave it out",
+            )
+        )
     return errors + flag_errors(resolved) + fsdp_errors(resolved)
 
 

@@ -53,12 +53,13 @@ def test_an_iteration_is_reported_with_all_its_metrics(status: Status) -> None:
     }
 
 
-def test_a_rank_that_is_busy_changes_the_time_of_the_report_alone(
-    status: Status, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("event", [{"event": "busy", "doing": "packing samples"}, {"event": "pulse"}])
+def test_a_rank_that_is_busy_or_evaluates_changes_the_time_of_the_report_alone(
+    event: dict[str, str], status: Status, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = status.report
     monkeypatch.setattr("megatron_trainer.telemetry.status._now", lambda: "2126-01-01T00:00:00.000Z")
-    status.apply({"event": "busy", "rank": 0, "generation": 2, "doing": "packing samples"})
+    status.apply({"rank": 0, "generation": 2, **event})
     assert status.report == replace(before, updated_at="2126-01-01T00:00:00.000Z")
 
 
