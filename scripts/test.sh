@@ -42,7 +42,7 @@ layer "protocol: the recovery protocol explored exhaustively" $python -m pytest 
 layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "packages of Megatron-Bridge in an environment of their own" scripts/setup_bridge.sh
-layer "bridge: a small model of every function that starts, built, and trained two iterations where one rank can" \
+layer "bridge: a small model of every function that starts on one rank, trained two iterations" \
     .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge_recipes.py
 layer "bridge: what the loss sees of chats and packed samples, compared with their sources" \
     .venv-bridge/bin/python -m pytest -q tests/trainer/test_chats.py tests/trainer/test_packing.py \

@@ -104,15 +104,9 @@ _MEDIA: Final[Mapping[str, ImageFamily]] = {
 ON_SEVERAL_RANKS: Final[Mapping[str, str]] = {
     "moonlight_16b_sft_8gpu_h100_bf16_tp1_config": "no layout that fits has EP above 1"
 }
-"""Functions that the operator refuses to start on one rank, and the reason that it states."""
-BUILT_ALONE: Final[Mapping[str, str]] = {
-    "gpt-oss": "Output 0 of _ReduceFromModelParallelRegionBackward is a view and is being modified inplace"
-}
-"""Families that are built on one rank and not trained, and how their first iteration ends: Megatron's local
-experts add their bias in place to what a single rank has not summed. `make bridge-training` trains them on
-two.
+"""Functions that the operator refuses to start on one rank, and the reason that it states.
 
-tests/trainer/test_bridge_recipes.py trains all other functions that the operator starts."""
+tests/trainer/test_bridge_recipes.py trains all others that it starts."""
 
 
 def of_recipe(entry: Entry) -> SmallModel:

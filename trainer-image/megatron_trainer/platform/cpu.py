@@ -117,12 +117,19 @@ def install() -> None:
     import megatron.core.optimizer
     import megatron.core.optimizer.distrib_optimizer
 
-    from megatron_trainer.platform import fsdp_on_cpu, latent_attention, norm_names, split_norms
+    from megatron_trainer.platform import (
+        fsdp_on_cpu,
+        latent_attention,
+        norm_names,
+        split_norms,
+        sums_of_one_rank,
+    )
     from megatron_trainer.platform.adam import FusedAdamOnCpu
 
     latent_attention.install()
     norm_names.install()
     split_norms.install()
+    sums_of_one_rank.install()
     fsdp_on_cpu.install()
     megatron.core.optimizer.Adam = FusedAdamOnCpu
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
