@@ -21,6 +21,8 @@ from testkit.waiting import wait_until
 EXAMPLE = ROOT / "examples" / "tiny-gpt.yaml"
 SAVE_INTERVAL = 10
 """Iterations between checkpoints."""
+BETWEEN_SAVES = range(2, SAVE_INTERVAL - 2)
+"""Iterations after a complete checkpoint at which a fault is injected."""
 KEEP = 3
 """Number of checkpoints that are kept."""
 NODES = 2
@@ -256,7 +258,8 @@ class WatchedRun(FaultTarget, TrainingRun):
     def settled(self) -> StateBeforeFault:
         """Wait until all ranks train and there are two checkpoints, the newer one made since the last start.
 
-        Then the restart budget is full, and a damaged checkpoint has a predecessor. Raises TimeoutError or
+        Then the restart budget is full, and a damaged checkpoint has a predecessor. The next save is some
+        iterations ahead: ranks that hang in a save are given half an hour. Raises TimeoutError or
         RunEndedError.
         """
 
@@ -268,7 +271,7 @@ class WatchedRun(FaultTarget, TrainingRun):
             generation = records[-1].generation
             first = next(each.iteration for each in records if each.generation == generation)
             saved = self.saved()
-            if len(saved) < 2 or saved[-1] < first or records[-1].iteration < saved[-1] + 2:
+            if len(saved) < 2 or saved[-1] < first or records[-1].iteration - saved[-1] not in BETWEEN_SAVES:
                 return None
             number = max((incident["number"] for incident in self.incidents()), default=0)
             return StateBeforeFault(records[-1].iteration, generation, saved, number)

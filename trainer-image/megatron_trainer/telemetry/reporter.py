@@ -27,6 +27,8 @@ RESUME_ELSEWHERE = 16
 # Exit code of a rank after the last iteration. Not 0, which a process that left too early also returns.
 FINISHED = 99
 
+FINISHING_SAVE = "finishing a save"
+"""What a rank is busy with that completes an asynchronous save."""
 MAX_EVENT_BYTES = 16 << 10
 _MAX_UNWRITTEN_BYTES = 1 << 20
 # Seconds for which a full socket is waited for: by an event, and by one after which the rank ends.

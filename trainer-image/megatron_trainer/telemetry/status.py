@@ -10,6 +10,7 @@ from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, Reported
 from megatron_trainer.secret_values import scrub
 from megatron_trainer.telemetry.iteration import METRICS, IterationRecord
 from megatron_trainer.telemetry.rank_failure import RankFailure
+from megatron_trainer.telemetry.reporter import FINISHING_SAVE
 from megatron_trainer.telemetry.run_journal import RunSummary
 
 
@@ -35,6 +36,7 @@ class Status:
         )
         self._step_at: float | None = None
         self._loaded_at: float | None = None
+        self._finishing_save = False
         self._failures: dict[int, RankFailure] = {}
 
     @property
@@ -116,10 +118,16 @@ class Status:
             return
         kind = event["event"]
         if kind == "phase":
+            self._finishing_save = False
             self.set(phase=event["phase"])
+        elif kind == "busy" and event["doing"] == FINISHING_SAVE and self.report.phase == "training":
+            # It may take as long as a save, and not as a step.
+            self._finishing_save = True
+            self.set(phase="saving")
         elif kind in ("busy", "pulse"):
             self.set()
-        elif kind == "saved":
+        elif kind == "saved" or (kind == "free" and self._finishing_save):
+            self._finishing_save = False
             self.set(phase="training")
         elif kind == "iteration":
             self.set_iteration(IterationRecord.from_json(event))

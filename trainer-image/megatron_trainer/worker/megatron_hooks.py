@@ -41,7 +41,7 @@ from megatron_trainer.checkpoints.left_out_states import LeftOutStates
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.settings import read_profile_window, read_tracking
-from megatron_trainer.telemetry.reporter import LEASE_ENV, ProgressFile, Reporter
+from megatron_trainer.telemetry.reporter import FINISHING_SAVE, LEASE_ENV, ProgressFile, Reporter
 from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker import gpt
@@ -236,13 +236,13 @@ class MegatronHooks:
         return inner(request)
 
     def _start_finalizing(self) -> None:
-        self._reporter.send("busy", doing="finishing a save")
+        self._reporter.send("busy", doing=FINISHING_SAVE)
         self._require_lease()
 
     def _finalize(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("blocking"):
             return inner(*args, **kwargs)
-        self._reporter.send("busy", doing="finishing a save")
+        self._reporter.send("busy", doing=FINISHING_SAVE)
         result = inner(*args, **kwargs)
         self._reporter.send("free")
         return result

@@ -10,6 +10,7 @@ import pytest
 from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedEvaluation
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.rank_failure import RankFailure
+from megatron_trainer.telemetry.reporter import FINISHING_SAVE
 from megatron_trainer.telemetry.run_journal import RunSummary
 from megatron_trainer.telemetry.server import GAUGES, ProgressServer
 from megatron_trainer.telemetry.status import Status
@@ -61,6 +62,23 @@ def test_a_rank_that_is_busy_or_evaluates_changes_the_time_of_the_report_alone(
     monkeypatch.setattr("megatron_trainer.telemetry.status._now", lambda: "2126-01-01T00:00:00.000Z")
     status.apply({"rank": 0, "generation": 2, **event})
     assert status.report == replace(before, updated_at="2126-01-01T00:00:00.000Z")
+
+
+def test_an_asynchronous_save_that_is_finished_between_steps_is_a_save(status: Status) -> None:
+    status.apply(ITERATION)
+    phases = []
+    for event in ({"event": "busy", "doing": FINISHING_SAVE}, {"event": "free"}):
+        status.apply({"rank": 0, "generation": 2, **event})
+        phases.append(status.report.phase)
+    assert phases == ["saving", "training"]
+
+
+@pytest.mark.parametrize("phase", ["saving", "evaluating"])
+def test_an_earlier_save_that_is_finished_meanwhile_ends_no_other_phase(phase: str, status: Status) -> None:
+    status.apply({"event": "phase", "rank": 0, "generation": 2, "phase": phase})
+    for event in ({"event": "busy", "doing": FINISHING_SAVE}, {"event": "free"}):
+        status.apply({"rank": 0, "generation": 2, **event})
+    assert status.report.phase == phase
 
 
 def test_the_latest_iteration_has_the_metrics_of_the_event(status: Status) -> None:
