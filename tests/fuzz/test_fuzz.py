@@ -8,9 +8,9 @@ import pytest
 from testkit.fuzz.runner import run
 
 CASES = {
-    "recipe": 900,
-    "platform": 250,
-    "catalog": 250,
+    "recipe": 450,
+    "platform": 150,
+    "catalog": 150,
     "progress": 150,
     "termination": 100,
     "conversion": 60,
