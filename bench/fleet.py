@@ -256,7 +256,7 @@ def _option(name: str, value: object) -> str:
     """An option as the command line has it."""
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
-        return flag if value else f"--no-{name}"
+        return flag if value else f"--no-{flag.removeprefix('--')}"
     return f"{flag} {value:g}" if isinstance(value, int | float) else f"{flag} {value}"
 
 

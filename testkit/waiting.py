@@ -28,15 +28,15 @@ def wait_until[T](
     what: str | Callable[[], str],
     probe: Callable[[], T | None],
     seconds: float = DEADLINE,
-    interval: float = POLL_INTERVAL,
+    interval: float | None = None,
 ) -> T:
     """The first result of `probe` that is neither None nor False, nor an empty collection.
 
     Args:
         what: Completes "timed out waiting for"; a function is called only when the wait runs out.
-        probe: Called every `interval` seconds, after a while every SLOWEST_POLL.
+        probe: Called every POLL_INTERVAL seconds, after a while every SLOWEST_POLL.
         seconds: Deadline on an idle machine; multiplied by load_factor().
-        interval: Shorter for a state that soon passes.
+        interval: Called every so many seconds instead, for a state that soon passes.
 
     Raises:
         TimeoutError: No such result before the deadline.
@@ -50,4 +50,5 @@ def wait_until[T](
         if waited > seconds * load_factor():
             text = what if isinstance(what, str) else what()
             raise TimeoutError(f"timed out after {waited:.0f} s waiting for {text}")
-        time.sleep(max(interval, min(waited / POLLS_PER_WAIT, SLOWEST_POLL)))
+        usual = min(max(waited / POLLS_PER_WAIT, POLL_INTERVAL), SLOWEST_POLL)
+        time.sleep(usual if interval is None else interval)

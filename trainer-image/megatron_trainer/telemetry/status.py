@@ -105,6 +105,7 @@ class Status:
         with self._lock:
             self._failures.clear()
             self._loaded_at = self._step_at = None
+            self._finishing_save = False
         self.set(phase="loading", generation=generation, resumed_from=resumed_from)
 
     def failures(self) -> dict[int, RankFailure]:
