@@ -50,8 +50,8 @@ def test_the_page_has_the_limits_in_force() -> None:
         f"| No new iteration, seen by the operator | {limits.OPERATOR_STEPS} steps, "
         f"at least the trainer's limit + {limits.OPERATOR_MARGIN:.0f} s | "
         f"`{stated}` + {limits.OPERATOR_MARGIN:.0f} s, at most twice `{stated}` |",
-        f"| The same while loading, saving or evaluating, since ranks last reported an evaluated batch or packed "
-        f"samples | {limits.operator_limit(limits.LONG_ACTIVITY):.0f} s | "
+        "| The same while loading, saving or evaluating, since ranks last reported an evaluated batch or "
+        f"packed samples | {limits.operator_limit(limits.LONG_ACTIVITY):.0f} s | "
         f"{limits.operator_limit(limits.LONG_ACTIVITY):.0f} s, or `{stated}` + "
         f"{limits.OPERATOR_MARGIN:.0f} s if it is longer |",
         f"| A collective (`--distributed-timeout-minutes`) | {limits.collective_minutes(None)} min | "
