@@ -210,7 +210,7 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	  tests/trainer/test_bridge_continued_pretraining.py \
 	  tests/trainer/test_bridge_layouts.py tests/trainer/test_bridge_split_sequences.py \
 	  tests/trainer/test_bridge_starts.py tests/trainer/test_check_root.py \
-	  tests/trainer/test_weights.py \
+	  tests/trainer/test_weights.py tests/trainer/test_quantized_weights.py \
 	  tests/trainer/test_chats.py tests/trainer/test_sample_blend.py tests/trainer/test_own_loop_conversions.py \
 	  tests/trainer/test_hub_weights.py \
 	  tests/trainer/test_image_text.py tests/trainer/test_frozen_parts.py tests/trainer/test_sound_text.py \

@@ -9,6 +9,8 @@ from typing import Any
 from megatron_trainer.weights.tensors import Header, TensorRecord
 
 AUDIT_FILE = "conversion-audit.json"
+DEQUANTIZED = "dequantized"
+"""The detail that names the tensors which the source has in fewer bits; compared are their values."""
 _NAMED = 5
 
 
@@ -46,6 +48,8 @@ class Audit:
     def summary(self) -> str:
         """One line for people."""
         compared = f"{len(self.tensors)} tensors, {self.bytes:,} bytes"
+        if dequantized := self.details.get(DEQUANTIZED):
+            compared += f", {len(dequantized)} of them dequantized"
         if self.passed:
             return f"audit passed: {compared}, names, shapes, dtypes and checksums equal"
         named = "; ".join(self.problems[:_NAMED])

@@ -20,7 +20,7 @@ from megatron_trainer.weights import (
     tied_values,
     untrained_parts,
 )
-from megatron_trainer.weights.audit import Audit, Tie, check_tie, compare, imported_headers
+from megatron_trainer.weights.audit import DEQUANTIZED, Audit, Tie, check_tie, compare, imported_headers
 from megatron_trainer.weights.conversion_error import AuditError, ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.meter import Meter, sizes
@@ -184,7 +184,8 @@ def audit_import(folder: HuggingFaceFolder, bridge: Any, target: Path, meter: Me
     expected = records(meter.watched(folder.tensors()))
     tie = Tie(folder.tied, bool(model.share_embeddings_and_output_weights))
     problems = [*compare(_without_tied_copy(expected, found, tie), found), *check_tie(tie)]
-    return Audit("import", "huggingFace", expected, problems, tie)
+    details = {DEQUANTIZED: sorted(folder.stored)} if folder.stored else {}
+    return Audit("import", "huggingFace", expected, problems, tie, details)
 
 
 def _without_tied_copy(

@@ -210,7 +210,12 @@ def make_bridge(folder: HuggingFaceFolder) -> Any:
             if folder.headers:
                 config.state = _Names(folder.headers)
             return AutoBridge.from_hf_config(config)
-        return AutoBridge.from_hf_pretrained(folder.path, trust_remote_code=False)
+        bridge = AutoBridge.from_hf_pretrained(folder.path, trust_remote_code=False)
+        if folder.stored:
+            from megatron_trainer.weights import folder_state
+
+            folder_state.use(bridge, folder)
+        return bridge
     except (ValueError, OSError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())[:400]
         raise ConversionError(f"{folder.path / 'config.json'} is refused: {text}") from error

@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from megatron_trainer.weights import quantized
 from megatron_trainer.weights.audit import AUDIT_FILE
 from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.quantized import CONFIG_FIELD, StoredTensor
 from megatron_trainer.weights.safetensors_file import DTYPES, SafetensorsFile
 from megatron_trainer.weights.tensors import Header, dtype_of, name_of
 
@@ -29,6 +31,8 @@ class HuggingFaceFolder:
     path: Path
     config: Mapping[str, Any]
     headers: Mapping[str, Header]
+    stored: Mapping[str, StoredTensor] = field(default_factory=dict)
+    """Those of the tensors that are stored in few bits; `headers` has their values."""
 
     @property
     def architecture(self) -> str:
@@ -64,13 +68,24 @@ class HuggingFaceFolder:
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Yield names and tensors, one file after the other."""
-        from safetensors import safe_open
-
         for name, header in sorted(self.headers.items(), key=lambda item: str(item[1].file)):
             if header.file is not None:
-                # Opened for each: pages that were read stay mapped until the file is closed.
-                with safe_open(header.file, framework="pt") as opened:
-                    yield name, opened.get_tensor(name)
+                yield name, self.tensor(name)
+
+    def tensor(self, name: str) -> Any:
+        """Read a tensor of `headers`, whose file is there."""
+        if name not in self.stored:
+            return _read_tensor(name, self.headers[name])
+        found = self.stored[name]
+        return found.values(*(_read_tensor(part, header) for part, header in found.parts.items()))
+
+
+def _read_tensor(name: str, header: Header) -> Any:
+    from safetensors import safe_open
+
+    # Opened for each: pages that were read stay mapped until the file is closed.
+    with safe_open(header.file, framework="pt") as opened:
+        return opened.get_tensor(name)
 
 
 def is_folder(path: Path) -> bool:
@@ -96,7 +111,9 @@ def read(path: Path, flag: str, *, weights: bool) -> HuggingFaceFolder:
         others = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHT_SUFFIXES)
         found = f"; it has {', '.join(others[:3])}: save it as safetensors" if others else ""
         raise ConversionError(f"{flag} {path} has no *.safetensors file{found}")
-    return HuggingFaceFolder(path, config, headers)
+    quantization = next(iter(_quantizations(config).values()), {})
+    stored = quantized.find(headers, quantization, path)
+    return HuggingFaceFolder(path, config, quantized.as_values(headers, stored), stored)
 
 
 def _read_config(path: Path, flag: str) -> Mapping[str, Any]:
@@ -112,14 +129,15 @@ def _read_config(path: Path, flag: str) -> Mapping[str, Any]:
     names = config.get("architectures") if isinstance(config, dict) else None
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ConversionError(f'{file} has no architectures; add for example ["LlamaForCausalLM"]')
-    for place, settings in _parts(config).items():
-        if isinstance(quantization := settings.get("quantization_config"), dict):
-            method = quantization.get("quant_method", "an unnamed method")
-            raise ConversionError(
-                f"{file}: the weights are quantized ({method}), by {place}quantization_config; convert a "
-                "copy in bfloat16 or float32, whose config.json has no quantization_config"
-            )
+    for place, quantization in _quantizations(config).items():
+        quantized.require_readable(quantization, f"{file}: {place}")
     return dict(config)
+
+
+def _quantizations(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return how weights are quantized, by the path of the field."""
+    found = {place + CONFIG_FIELD: part.get(CONFIG_FIELD) for place, part in _parts(config).items()}
+    return {place: each for place, each in found.items() if isinstance(each, Mapping)}
 
 
 def _parts(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -177,12 +195,25 @@ def _read_headers(path: Path, flag: str) -> dict[str, Header]:
 
 
 def copy_small_files(source: Path, target: Path) -> None:
-    """Copy configuration, tokenizer and licence: all files but weights, as they are."""
+    """Copy configuration, tokenizer and licence: all files but weights.
+
+    They stay as they are, but that config.json loses how weights are quantized: what is written is not.
+    """
     target.mkdir(exist_ok=True)
     for file in sorted(source.iterdir()):
         own = (INDEX, AUDIT_FILE, DOWNLOAD_FILE)
         if file.is_file() and file.suffix not in _WEIGHT_SUFFIXES and file.name not in own:
             shutil.copyfile(file, target / file.name)
+    _forget_quantization(target / CONFIG)
+
+
+def _forget_quantization(file: Path) -> None:
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    parts = [part for part in _parts(config).values() if isinstance(part, dict) and CONFIG_FIELD in part]
+    for part in parts:
+        del part[CONFIG_FIELD]
+    if parts:
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def set_dtype(folder: Path, dtype: str) -> None:

@@ -76,7 +76,7 @@ def test_a_folder_without_configuration_is_refused(model: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "has no architectures"),
         ('{"architectures": []}', "has no architectures"),
-        ('{"architectures": ["X"], "quantization_config": {"quant_method": "fp8"}}', "quantized (fp8)"),
+        ('{"architectures": ["X"], "quantization_config": {"quant_method": "awq"}}', "quantized (awq)"),
     ],
 )
 def test_a_configuration_that_cannot_be_converted_is_refused(config: str, problem: str, model: Path) -> None:
@@ -99,10 +99,10 @@ def test_quantized_weights_are_refused_in_whichever_part_of_the_configuration(
     part = config
     for name in place.split(".")[:-1]:
         part = part[name]
-    part["quantization_config"] = {"quant_method": "compressed-tensors"}
+    part["quantization_config"] = {"quant_method": "gptq"}
     (model / "config.json").write_text(json.dumps({"architectures": ["X"]} | config))
     refusal = _refusal(model, weights=False)
-    assert f"quantized (compressed-tensors), by {place}quantization_config;" in refusal
+    assert f"config.json: {place}quantization_config: the weights are quantized (gptq);" in refusal
     assert "convert a copy in bfloat16 or float32, whose config.json has no quantization_config" in refusal
 
 
