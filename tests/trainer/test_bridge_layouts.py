@@ -60,12 +60,28 @@ def continued(run: BridgeGang, iteration: int, *changes: dict[str, Value]) -> li
     return run.wait()
 
 
-@pytest.mark.parametrize("kind", ["pretrain", "sft", "peft"])
+DORA: dict[str, Value] = {
+    "peft__scheme": "dora",
+    "peft__target_modules": ["linear_qkv", "linear_proj", "linear_fc2"],
+}
+"""Without the layer whose magnitudes load at the same TP alone."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("pretrain", {}),
+        ("sft", {}),
+        ("peft", {}),
+        ("peft", DORA),
+        ("peft", DORA | {"model__sequence_parallel": True}),
+    ],
+)
 def test_a_run_continues_in_another_layout_after_one_checkpoint_with_elastic(
-    kind: str, new_run: NewRun, weights: Path
+    kind: str, more: dict[str, Value], new_run: NewRun, weights: Path
 ) -> None:
     own: dict[str, Value] = {} if kind == "pretrain" else {"checkpoint__pretrained_checkpoint": str(weights)}
-    own |= {"peft__dim": 8, "peft__dropout": 0.0, **SHARED_STATES} if kind == "peft" else {}
+    own |= {"peft__dim": 8, "peft__dropout": 0.0, **SHARED_STATES, **more} if kind == "peft" else {}
     run, same_layout = (new_run(kind, **own) for _ in range(2))
     assert continued(run, SAVED_EVERY) == [0], run.log()[-3000:]
     assert continued(run, 2 * SAVED_EVERY, PIPELINE, RESHARDABLE) != [0]

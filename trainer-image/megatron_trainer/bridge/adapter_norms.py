@@ -9,7 +9,7 @@ from typing import Any
 
 def install() -> None:
     """Call it once in a process, after Bridge is imported and before it adds adapters."""
-    from megatron.bridge.peft import adapter_wrapper, lora, lora_layers
+    from megatron.bridge.peft import adapter_wrapper, dora, dora_layers, lora, lora_layers
 
     from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear
 
@@ -22,7 +22,12 @@ def install() -> None:
 
     adapter_wrapper.AdapterWrapper.__init__ = wrap
 
-    class LoRALinear(lora_layers.LoRALinear):
+    lora.LoRALinear = _in_front_of_norms(lora_layers.LoRALinear)
+    dora.DoRALinear = _in_front_of_norms(dora_layers.DoRALinear)
+
+
+def _in_front_of_norms(wrapper: Any) -> Any:
+    class InFrontOfNorms(wrapper):  # type: ignore[misc]
         """Bridge's, with the adapter in front of a norm that follows the layer."""
 
         def base_linear_forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,4 +45,5 @@ def install() -> None:
             follows = getattr(self.to_wrap, "post_layernorm", None)
             return (output if follows is None else follows(output)), bias
 
-    lora.LoRALinear = LoRALinear
+    InFrontOfNorms.__name__ = wrapper.__name__
+    return InFrontOfNorms

@@ -36,6 +36,7 @@ from megatron_trainer.bridge import (
     bucket_sizes,
     deepseek_v4,
     diffusion,
+    dora_magnitudes,
     exaone45,
     falcon_h1,
     gated_delta_net,
@@ -116,8 +117,9 @@ def import_bridge() -> None:
 
     blended_samples.install()
     packed_lines.install()
-    for module in (adapter_norms, bucket_sizes, exaone45, falcon_h1, gemma4, glm, partial_rotary):
+    for module in (adapter_norms, bucket_sizes, dora_magnitudes, exaone45, falcon_h1, gemma4, glm):
         module.install()
+    partial_rotary.install()
     for module in (deepseek_v4, kimi, llama_nemotron, minimax_m3, nemotron_vl, qwen3_omni, step):
         module.install()
     parameter_order.install()

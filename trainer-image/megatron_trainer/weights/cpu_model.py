@@ -114,6 +114,7 @@ def import_bridge() -> None:
     from megatron_trainer.bridge import (
         adapter_norms,
         deepseek_v4,
+        dora_magnitudes,
         exaone45,
         gemma4,
         glm,
@@ -134,6 +135,7 @@ def import_bridge() -> None:
 
     for module in (
         adapter_norms,
+        dora_magnitudes,
         local_names,
         exaone45,
         gemma4,
