@@ -148,6 +148,37 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
         assert predicting >= attention
 
 
+@pytest.mark.parametrize(
+    ("recipe", "targets"),
+    [
+        ("gemma3-1b-lora", ["linear_qkv", "linear_proj", "linear_fc2"]),
+        ("exaone4-1.2b-lora", ["linear_qkv", "linear_proj", "linear_fc2"]),
+        ("moonlight-16b-a3b-lora", ["linear_q_proj", "linear_kv_up_proj", "linear_proj"]),
+        ("nemotron-nano2-9b-lora", ["linear_qkv", "linear_proj", "out_proj"]),
+    ],
+)
+def test_dora_is_merged_as_it_was_trained(
+    recipe: str,
+    targets: list[str],
+    imported: Models,
+    converter: WarmConverter,
+    tmp_path: Path,
+    warm_bridge: WarmProcess,
+) -> None:
+    """But for gates, whose magnitudes the comparison would read by rank."""
+    case = next(case for case in CASES if case.recipe == recipe)
+    spec = _spec(case, 2 * ITERATIONS) | {"peft": {"type": "dora", "targetModules": targets}}
+    run = RecipeGang(tmp_path, warm_bridge, imported[case.family], spec, case.overrides)
+    run.run_to_end()
+
+    source, exported = imported[case.family] / "model", tmp_path / "exported"
+    words = ("export", "--from", run.save, "--to", exported, "--base", source)
+    ended = converter.convert(*words, log=tmp_path / "log")
+    assert ended.code == 0, ended.output
+    found = converter.merged_logits(run.save, source, exported, tmp_path / "logits.json")
+    assert found["merged"] < ROUNDED < found["unmerged"]
+
+
 def test_sequences_that_are_split_over_ranks_have_the_losses_of_whole_ones(
     imported: Models, tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess
 ) -> None:

@@ -127,11 +127,20 @@ def test_bridge_trains_from_an_imported_checkpoint(
     assert _tensors(exported) == _tensors(source)
 
 
+@pytest.mark.parametrize(("scheme", "tensor_parallel"), [("lora", 2), ("dora", 1)])
 def test_adapters_that_bridge_trained_are_merged(
-    folders: tuple[Path, Path], converter: WarmConverter, warm_bridge: WarmProcess, tmp_path: Path
+    folders: tuple[Path, Path],
+    converter: WarmConverter,
+    warm_bridge: WarmProcess,
+    tmp_path: Path,
+    scheme: str,
+    tensor_parallel: int,
 ) -> None:
+    """The comparison reads magnitudes as Bridge saves them, those of gates by rank."""
     source, imported = folders
-    run = _train(tmp_path, warm_bridge, source, imported, "llama32_1b_peft_config", peft__dim=8)
+    overrides: dict[str, Value] = {"peft__scheme": scheme, "peft__dim": 8}
+    overrides["model__tensor_model_parallel_size"] = tensor_parallel
+    run = _train(tmp_path, warm_bridge, source, imported, "llama32_1b_peft_config", **overrides)
     refused = converter.convert(
         "export", "--from", run.save, "--to", tmp_path / "refused", log=tmp_path / "log"
     )
@@ -152,3 +161,19 @@ def test_adapters_that_bridge_trained_are_merged(
     }
     # What is left is the rounding of merged weights to bfloat16.
     assert compared["merged"] < 0.1 * compared["unmerged"], compared
+
+
+def test_magnitudes_of_tensor_parallel_ranks_are_of_the_rows_that_they_were_trained_for(
+    folders: tuple[Path, Path], converter: WarmConverter, warm_bridge: WarmProcess, tmp_path: Path
+) -> None:
+    """At the wrong rows they would scale weights that nothing has changed."""
+    source, imported = folders
+    overrides: dict[str, Value] = {"optimizer__lr": TOO_SMALL, "optimizer__min_lr": 0.0}
+    overrides |= {"peft__scheme": "dora", "model__tensor_model_parallel_size": 2}
+    run = _train(tmp_path, warm_bridge, source, imported, "llama32_1b_peft_config", **overrides)
+
+    exported = tmp_path / "exported"
+    words = ("export", "--from", run.save, "--to", exported, "--base", source)
+    ended = converter.convert(*words, log=tmp_path / "log")
+    assert ended.code == 0, ended.output
+    assert _tensors(exported) == _tensors(source)

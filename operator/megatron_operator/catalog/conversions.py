@@ -10,11 +10,13 @@ from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, plain_path
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog import bridge_pretraining, bridge_support
+from megatron_operator.catalog import bridge_pretraining, bridge_support, fine_tuning
 from megatron_operator.catalog.entry import Entry
 
 TARGET: Final = "spec.export.huggingFace.path"
 BASE: Final = "spec.export.huggingFace.base"
+_SAVED_BY_RANK: Final = ("linear_q_down_proj", "linear_kv_down_proj")
+"""Layers that each tensor-parallel rank has whole: Megatron-Bridge 0.6.2 saves its magnitudes of DoRA."""
 _ONE_CHECKPOINT: Final = re.compile(r"iter_\d+$")
 
 
@@ -92,9 +94,15 @@ def _merge_errors(spec: MegatronRecipeSpec, export: ExportSpec, entry: Entry | N
     if adapters and not export.merge:
         message = "is not true: adapters are exported only together with the weights that they belong to"
         yield FieldError("spec.export.merge", message, "set true")
-    if adapters and spec.peft is not None and spec.peft.type == "dora":
-        message = "dora cannot be exported: the converter merges LoRA only"
-        yield FieldError("spec.peft.type", message, "set lora, or leave export out")
+    if adapters and entry is not None and spec.peft is not None and spec.peft.type == "dora":
+        known = fine_tuning.target_modules(entry)
+        asked = spec.peft.target_modules or known
+        if saved_by_rank := [name for name in asked if name in _SAVED_BY_RANK]:
+            message = (
+                f"DoRA on {', '.join(saved_by_rank)} cannot be exported: each rank has magnitudes of its own"
+            )
+            others = ", ".join(name for name in known if name not in _SAVED_BY_RANK)
+            yield FieldError("spec.peft.targetModules", message, f"set {others}, or type lora, or no export")
     if not adapters and export.merge is not None:
         name = entry.name if entry else "the recipe"
         message = f"has no effect: {name} trains all weights (mode {mode})"

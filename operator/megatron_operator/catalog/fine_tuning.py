@@ -79,7 +79,7 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
 
 
 def _target_errors(peft: PeftSpec, entry: Entry) -> Iterator[FieldError]:
-    known = _target_modules(entry)
+    known = target_modules(entry)
     for name in peft.target_modules or ():
         if name not in known:
             experts = name in ("linear_fc1", "linear_fc2")
@@ -89,7 +89,7 @@ def _target_errors(peft: PeftSpec, entry: Entry) -> Iterator[FieldError]:
             yield FieldError("spec.peft.targetModules", message, fix)
 
 
-def _target_modules(entry: Entry) -> tuple[TargetModule, ...]:
+def target_modules(entry: Entry) -> tuple[TargetModule, ...]:
     """The linear layers of an entry's model that adapters are planned for."""
     model = entry.model
     queries: tuple[TargetModule, ...] = ("linear_q_proj",)
@@ -221,7 +221,7 @@ def adapters(
     if not entry.starts or entry.modes[0] != "lora" or function is None:
         return None
     asked = spec.peft or PeftSpec()
-    known = _target_modules(entry)
+    known = target_modules(entry)
     targets = [name for name in function.lora_targets or known if name in known]
     own = {
         "type": "lora",
@@ -261,7 +261,7 @@ def _refuse_dora(peft: PeftSpec, entry: Entry, found: Diagnostics) -> None:
     )
     for name in peft.target_modules or () if peft.type == "dora" else ():
         if name in reasons:
-            others = ", ".join(x for x in _target_modules(entry) if x != name)
+            others = ", ".join(x for x in target_modules(entry) if x != name)
             message = f"DoRA on {name} of {entry.name} {reasons[name]}"
             found.error("spec.peft.targetModules", message, f"set {others}, or type lora")
 

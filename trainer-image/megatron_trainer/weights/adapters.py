@@ -1,8 +1,10 @@
-"""LoRA adapters that Megatron-Bridge trained, merged into the weights that they belong to."""
+"""Adapters that Megatron-Bridge trained, merged into the weights that they belong to."""
 
+import contextlib
 import ctypes
 import mmap
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.tensors import TensorSource
 
 _ITERATION: Final = re.compile(r"iter_\d{7,}")
+_MAGNITUDE: Final = "weight_magnitude"
 _MMAP_THRESHOLD: Final = -3
 """M_MMAP_THRESHOLD of mallopt(3)."""
 _SMALL: Final = 128 << 10
@@ -64,12 +67,12 @@ def _is_of_a_run(folder: Path) -> bool:
 
 
 def place(model: Any, directory: Path) -> Any:
-    """Build the adapters of a checkpoint beside the weights of `model`; returns Bridge's LoRA.
+    """Build the adapters of a checkpoint beside the weights of `model`; returns Bridge's LoRA or DoRA.
 
-    They have no values, and their memory is never touched. Raises ConversionError unless they are LoRA.
+    They have no values, and their memory is never touched. Raises ConversionError for other adapters.
     """
     try:
-        lora = saved_lora.read(directory)
+        lora = saved_lora.read(directory, dora=True)
     except AdaptersError as error:
         raise ConversionError(str(error)) from error
     # glibc raises this threshold by itself, and keeps what is freed of smaller blocks.
@@ -84,8 +87,22 @@ def place(model: Any, directory: Path) -> Any:
         return built
 
     lora.transform = build_empty
-    lora([model], training=False)
+    with _without_norms():
+        lora([model], training=False)
     return lora
+
+
+@contextlib.contextmanager
+def _without_norms() -> Iterator[None]:
+    """Keep DoRA from computing the magnitudes it begins with, which would read all weights of the model."""
+    from megatron.bridge.peft.dora_layers import DoRALinear
+
+    inner = DoRALinear._get_weight_norm
+    DoRALinear._get_weight_norm = lambda layer: layer.to_wrap.weight.new_empty(len(layer.to_wrap.weight))
+    try:
+        yield
+    finally:
+        DoRALinear._get_weight_norm = inner
 
 
 def _reserved(tensor: Any) -> Any:
@@ -103,16 +120,18 @@ def merged(model: Any, weights: TensorSource, directory: Path) -> tuple[TensorSo
     """Return `weights` with the adapters of a checkpoint added, and what is merged, for the audit.
 
     `model` gives the adapters their places; its memory is never touched. Each adapter is read for its weight.
-    The products are computed in float32 and rounded once. Raises ConversionError unless they are LoRA and fit
-    the model.
+    The products are computed in float32 and rounded once. Raises ConversionError unless they are LoRA or DoRA
+    and fit the model.
     """
+    from megatron.bridge.peft.dora_layers import DoRALinear
     from megatron.bridge.peft.lora_layers import LoRALinear
 
     lora = place(model, directory)
+    ranks = saved_lora.tensor_parallel_size(directory)
     adapter = checkpoint.source(directory, model, keep=checkpoint.ADAPTER)
     adapted = {}
     for name, module in model.named_modules():
-        if isinstance(module, LoRALinear):
+        if isinstance(module, LoRALinear | DoRALinear):
             adapted[f"{name}.weight"] = module
         elif hasattr(module, "adapter"):
             raise ConversionError(f"{directory}: the adapter of {name} is a {type(module).__name__}")
@@ -122,20 +141,49 @@ def merged(model: Any, weights: TensorSource, directory: Path) -> tuple[TensorSo
         if name not in adapted:
             return weight
         module, prefix = adapted[name], f"{name.removesuffix('.weight')}{checkpoint.ADAPTER}"
-        values = {
-            module.to_wrap.weight: weight.float(),
-            **{
-                parameter: adapter(prefix + part).float()
-                for part, parameter in module.adapter.named_parameters()
-            },
-        }
-        unused = {parameter: parameter.data for parameter in values}
-        try:
-            for parameter, value in values.items():
-                parameter.data = value
+        parts = {part: adapter(prefix + part) for part, _ in module.adapter.named_parameters()}
+        if isinstance(module, DoRALinear):
+            parts[_MAGNITUDE] = _in_order_of_rows(name, parts[_MAGNITUDE], module, ranks)
+            return _with_magnitudes(module, weight, parts)
+        with _holding(module, weight.float(), {part: value.float() for part, value in parts.items()}):
             return module.weight.detach().to(weight.dtype)
-        finally:
-            for parameter, memory in unused.items():
-                parameter.data = memory
 
-    return source, {"merged": {"rank": lora.dim, "alpha": lora.alpha, "tensors": sorted(adapted)}}
+    kind = type(lora).__name__.lower()
+    details = {"type": kind, "rank": lora.dim, "alpha": lora.alpha, "tensors": sorted(adapted)}
+    return source, {"merged": details}
+
+
+@contextlib.contextmanager
+def _holding(module: Any, weight: Any, parts: Mapping[str, Any]) -> Iterator[None]:
+    """Have a layer and its adapter these values meanwhile."""
+    values = {module.to_wrap.weight: weight}
+    values |= {parameter: parts[part] for part, parameter in module.adapter.named_parameters()}
+    unused = {parameter: parameter.data for parameter in values}
+    try:
+        for parameter, value in values.items():
+            parameter.data = value
+        yield
+    finally:
+        for parameter, memory in unused.items():
+            parameter.data = memory
+
+
+def _with_magnitudes(module: Any, weight: Any, parts: Mapping[str, Any]) -> Any:
+    """The weight of a layer with DoRA: rows of W + s B A, scaled to the magnitudes (DoRA, equation 5).
+
+    The norms of these rows are rounded as in training, where rows that were not trained have a scale of 1.
+    """
+    with _holding(module, weight, parts):
+        scale = (parts[_MAGNITUDE] / module._get_weight_norm()).detach().float()
+    product = module.scaling * parts["linear_out.weight"].float() @ parts["linear_in.weight"].float()
+    return ((weight.float() + product) * scale[:, None]).to(weight.dtype)
+
+
+def _in_order_of_rows(name: str, magnitudes: Any, module: Any, ranks: int) -> Any:
+    """Magnitudes of DoRA, [outputs], in the order of the rows of their weight.
+
+    Bridge 0.6.2 saves those of a gated `linear_fc1` rank by rank, each with its rows of gate and up, and the
+    rows of the weight in that of gate and up.
+    """
+    gated = name.endswith("linear_fc1.weight") and module.to_wrap.config.gated_linear_unit
+    return magnitudes.view(ranks, 2, -1).transpose(0, 1).reshape(-1) if gated else magnitudes
