@@ -60,6 +60,12 @@ LOST: Final = ', category!~"train|save|evaluate"'
 NAMED: Final = "{{namespace}}/{{name}}"
 OF_PODS: Final = "{{namespace}}/{{recipe}}"
 GPU_SECONDS: Final = "megatron_recipe_accelerator_time_seconds"
+OF_WEEK: Final = of_run_by("megatron_recipe_week_accelerator_seconds", "use")
+OF_WEEK_DELETED: Final = (
+    'max by (namespace, use) (megatron_deleted_runs_week_accelerator_seconds{namespace=~"$namespace"})'
+)
+PRICE: Final = of_run("megatron_recipe_price_per_gpu_hour")
+COST_DELETED: Final = 'max by (namespace) (megatron_deleted_runs_week_cost{namespace=~"$namespace"})'
 PEAK: Final = planned("megatron_recipe_peak_tflops_per_gpu")
 PLANNED_STEP: Final = planned("megatron_recipe_planned_step_seconds")
 GOODPUT: Final = of_run("megatron_recipe_goodput")
@@ -252,6 +258,31 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             unit="s",
             width=6,
             kind="piechart",
+        ),
+        Panel(
+            "GPU-hours of this week by namespace",
+            ((f"sum by (namespace) ({OF_WEEK} or {OF_WEEK_DELETED}) / 3600", "{{namespace}}"),),
+            "Since Monday, 00:00 UTC, with those of runs that were deleted, of whichever name.",
+            unit=GPU_HOURS,
+            width=12,
+            table=True,
+            stacked=True,
+            minimum=0,
+        ),
+        Panel(
+            "Cost of this week by namespace",
+            (
+                (
+                    f"sum by (namespace) ({OF_WEEK} * on (namespace, name) group_left {PRICE} / 3600 "
+                    f"or {COST_DELETED})",
+                    "{{namespace}}",
+                ),
+            ),
+            "The same in the platform's currency. Empty where no accelerator has a `pricePerGpuHour`.",
+            width=12,
+            table=True,
+            stacked=True,
+            minimum=0,
         ),
     ),
     "Operator": (

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest.mock import patch
 
 import yaml
 from kubernetes.aio import client
@@ -21,11 +22,12 @@ from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import Plan
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller import metrics
+from megatron_operator.controller import metrics, run_metrics
 from megatron_operator.controller.api_client import RECIPES, ApiClient
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.controller.workqueue import WorkQueue
+from megatron_operator.lifecycle.ledger_weeks import monday
 from megatron_operator.lifecycle.reported_incidents import goodput
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
@@ -46,6 +48,8 @@ INTERVAL: Final = 30.0
 """Seconds between two scrapes: the chart's default."""
 HOUR: Final = 3600.0
 CHECKPOINT_STEPS: Final = 200
+PRICE: Final = 2.5
+"""Of an accelerator and hour, as in the example of docs/platform.md."""
 _CAUSES: Final = {cause.component: cause for cause in (*UNEXPECTED, PLANNED)}
 _TRAINING: Final = ("train", "checkpoint", "detect")
 """Parts of a run in which the operator sees a run that trains."""
@@ -141,7 +145,7 @@ class PlayedRun:
             training={"globalBatchSize": 128},
         ).plan().plan  # fmt: skip
         assert planned.expected is not None, "the planner estimates this entry's speed"
-        self.run, self.plan = run, Plan.model_validate(planned.wire())
+        self.run, self.plan = run, Plan.model_validate(planned.wire() | {"pricePerGpuHour": PRICE})
         self.expected = planned.expected
         self.step = planned.expected.step_seconds * run.slower
         scale = Scale(
@@ -296,7 +300,10 @@ async def _reconcile(connection: ApiClient, keys: Sequence[RecipeKey], number: i
 
 def _scrape(runs: Iterable[PlayedRun], now: float) -> Iterator[str]:
     reports = [(run, run.export(now)) for run in runs]
-    for metric in REGISTRY.collect():
+    # The runs' own clock begins at EPOCH, and all are of that week.
+    with patch.object(run_metrics, "monday", lambda _: monday(EPOCH)):
+        found = list(REGISTRY.collect())
+    for metric in found:
         if metric.name.startswith("megatron_"):
             yield from _lines(metric, {}, now)
     for run, report in reports:

@@ -37,6 +37,7 @@ WITHOUT_SERIES = {
     ("Step time against the plan", 1): NO_PLANNED_TIMES,
     ("Step time over the plan's", 0): NO_PLANNED_TIMES,
     ("Avoided nodes", 0): "no node of the run is bad",
+    ("Cost of this week by namespace", 0): "its accelerators have no price",
 }
 """Panels, and the numbers of their queries, that show nothing of such a run, with the reason."""
 STALE = ("Stale objects in an hour", 0)

@@ -17,11 +17,12 @@ from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
 from megatron_operator.api.status import Expected, Plan
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller import metrics
+from megatron_operator.controller import metrics, run_metrics
 from megatron_operator.controller.api_client import RECIPES, ApiClient
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.controller.workqueue import WorkQueue
+from megatron_operator.lifecycle.ledger_weeks import monday
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
 from megatron_trainer.telemetry.server import ProgressServer
@@ -125,12 +126,18 @@ def plan() -> Plan:
     expected = Expected(
         step_seconds=1.0, tokens_per_second_per_gpu=1e5, tflops_per_gpu=450.0, mfu=0.45, bubble=0.0
     )
-    return Plan.model_construct(world_size=8, expected=expected)
+    return Plan.model_construct(world_size=8, expected=expected, price_per_gpu_hour=2.5)
 
 
 def test_every_query_has_series(
-    prometheus: Prometheus, run: Any, plan: Plan, api: ApiStandIn, request: pytest.FixtureRequest
+    prometheus: Prometheus,
+    run: Any,
+    plan: Plan,
+    api: ApiStandIn,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(run_metrics, "monday", lambda _: monday(run.now))
     request.addfinalizer(lambda: RUNS.remove(RecipeKey(NAMESPACE, NAME)))
 
     def scraped(since: float) -> bool:
@@ -161,4 +168,6 @@ def test_every_query_has_series(
     assert found["Goodput of the fleet"] == [pytest.approx(0.9)]
     assert sum(found["GPU-hours by category"]) == pytest.approx(8 * 30 / 3600)
     assert sum(found["Lost GPU-hours by run"]) == 0
+    assert found["GPU-hours of this week by namespace"] == [pytest.approx(8 * 30 / 3600)]
+    assert found["Cost of this week by namespace"] == [pytest.approx(2.5 * 8 * 30 / 3600)]
     assert found["Interruptions"] == [2]
