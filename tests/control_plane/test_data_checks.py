@@ -67,11 +67,10 @@ def test_a_check_that_fails_ends_the_run_and_the_edit_that_it_names_starts_it(wo
 def test_a_run_whose_data_have_passed_is_not_checked_again(world: World) -> None:
     apply(world, "run")
     world.train("run", 20, checkpoint=10)
-    [job] = world.api.list("Job", world.namespace)
+    job = world.api.get("Job", world.namespace, "run-check")
     world.edit("run", suspend=True)
     world.wait_for("run", phase="Suspended", pods=0)
     world.edit("run", suspend=False)
     world.train("run", 30, checkpoint=20)
-    assert [each["metadata"]["uid"] for each in world.api.list("Job", world.namespace)] == [
-        job["metadata"]["uid"]
-    ]
+    same = world.api.get("Job", world.namespace, "run-check")
+    assert same["metadata"]["uid"] == job["metadata"]["uid"]
