@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def _in_front_of_norms(wrapper: Any) -> Any:
-    class InFrontOfNorms(wrapper):  # type: ignore[misc]
+    class InFrontOfNorms(wrapper):
         """Bridge's, with the adapter in front of a norm that follows the layer."""
 
         def base_linear_forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
