@@ -58,14 +58,18 @@ def require_readable(config: Mapping[str, Any], place: str) -> None:
         _block(config, place)
     if method == "compressed-tensors":
         groups = config.get("config_groups")
-        weights = [each.get("weights") for each in groups.values()] if isinstance(groups, dict) else []
-        wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
-        fits = all(isinstance(each, dict) and wanted.items() <= each.items() for each in weights)
-        if config.get("format") != "pack-quantized" or not weights or not fits:
+        found = list(groups.values()) if isinstance(groups, dict) else []
+        if config.get("format") != "pack-quantized" or not found or not all(map(_has_four_bits, found)):
             raise _refuse(
                 f"{place}: the weights are quantized (compressed-tensors) otherwise than in symmetric groups "
                 "of integers of 4 bits, format pack-quantized"
             )
+
+
+def _has_four_bits(group: object) -> bool:
+    weights = group.get("weights") if isinstance(group, dict) else None
+    wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+    return isinstance(weights, dict) and wanted.items() <= weights.items()
 
 
 def find(headers: Mapping[str, Header], config: Mapping[str, Any], path: Path) -> dict[str, StoredTensor]:

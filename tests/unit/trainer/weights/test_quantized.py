@@ -176,6 +176,8 @@ def test_factors_that_are_missing_or_do_not_fit_are_named(
         ),
         ({"quant_method": "compressed-tensors"}, "otherwise than in symmetric groups of integers of 4 bits"),
         (INTEGERS | {"format": "float-quantized"}, "otherwise than in symmetric groups"),
+        (INTEGERS | {"config_groups": {"group_0": None}}, "otherwise than in symmetric groups"),
+        (INTEGERS | {"config_groups": {"group_0": {"weights": None}}}, "otherwise than in symmetric groups"),
         (
             INTEGERS | {"config_groups": {"group_0": {"weights": PACKED | {"symmetric": False}}}},
             "otherwise than",
