@@ -4,12 +4,15 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +75,8 @@ class Gang:
         ranks: int = WORLD_SIZE,
     ) -> None:
         self.folder, self.save = folder, folder / "checkpoints"
+        # Sockets are created there: pytest's folder of a test may have too long a path.
+        self._temporary = Path(tempfile.gettempdir()) / f"gang-{uuid.uuid4().hex[:8]}"
         self.nodes, self.ranks_per_node = nodes, ranks // nodes
         self.environment: dict[str, str] = {}
         self.flags = list(MODEL_FLAGS)
@@ -86,6 +91,7 @@ class Gang:
 
     def start(self, *nodes: int, extra: tuple[str, ...] = ()) -> None:
         """Start the launchers of `nodes`, all by default, with `extra` flags."""
+        self._temporary.mkdir(exist_ok=True)
         for node in nodes or range(self.nodes):
             environment = os.environ | {
                 "MEGATRON_PLATFORM": "cpu",
@@ -98,7 +104,7 @@ class Gang:
                 "PET_NNODES": str(self.nodes),
                 "PET_NODE_RANK": str(node),
                 "PET_NPROC_PER_NODE": str(self.ranks_per_node),
-                "TMPDIR": str(self.folder),
+                "TMPDIR": str(self._temporary),
                 "PYTHONWARNINGS": "ignore",
                 **self.environment,
             }
@@ -187,10 +193,16 @@ class Gang:
 
     def await_checkpoint(self, iteration: int) -> None:
         tracker = self.save / "latest_checkpointed_iteration.txt"
-        until(
-            f"checkpoint {iteration}",
-            lambda: (tracker.exists() and tracker.read_text().strip() == str(iteration)) or None,
-        )
+
+        def saved() -> bool | None:
+            # Looked at first: a pod may end right after its last checkpoint.
+            ended = [code for pod in self.pods.values() if (code := pod.poll()) is not None]
+            if tracker.exists() and tracker.read_text().strip() == str(iteration):
+                return True
+            assert not ended, f"a pod ended early with {ended[0]}: {self.log()[-3000:]}"
+            return None
+
+        until(f"checkpoint {iteration}", saved)
 
     def wait(self) -> list[int]:
         """Wait for all pods. Returns their exit codes by node rank."""
@@ -271,6 +283,7 @@ class Gang:
                 pod.wait()
         for frozen in self._frozen:
             frozen.kill()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def has_stopped(process: psutil.Process) -> bool:

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from megatron_contract.environment import SETTINGS
 from megatron_contract.exit_codes import REASONS, ExitCode
@@ -41,14 +41,29 @@ Exit codes: {", ".join(f"{int(code)} {reason}" for code, reason in REASONS.items
 """
 
 
+_LONGEST_TMPDIR: Final = 107 - len("/megatron-12345678/collectives-1234.socket")
+"""Bytes: 107 is what Linux takes as the path of a Unix socket (unix(7)); the longest is that of
+EventSocket.folder with stacks.collectives_socket.
+"""
+
+
 def log(text: str) -> None:
     """Print one line of the launcher to the pod's log."""
     print(f"megatron-train: {text}", file=sys.stderr, flush=True)
 
 
 def _prepare_environment(world_size: int, argv: Sequence[str]) -> None:
-    """Set a home and caches writable by any user on a read-only root, and one thread per rank by default."""
+    """Set a home and caches writable by any user on a read-only root, and one thread per rank by default.
+
+    Raises SettingError if the temporary directory's path leaves no room for the ranks' sockets below it.
+    """
     temporary = Path(os.environ.setdefault("TMPDIR", "/tmp"))
+    length = len(os.fsencode(temporary))
+    if length > _LONGEST_TMPDIR:
+        raise SettingError(
+            f"TMPDIR: {str(temporary)!r} has {length} bytes; with more than {_LONGEST_TMPDIR}, paths of the"
+            " ranks' Unix sockets below it would be too long; set a shorter one"
+        )
     if not os.access(os.environ.get("HOME", "/"), os.W_OK):
         os.environ["HOME"] = str(temporary)
     for name, folder in (

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 from megatron_contract import environment
 from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_trainer import settings
+from megatron_trainer.health.stacks import collectives_socket
 from megatron_trainer.launcher import main
+from megatron_trainer.telemetry.event_socket import EventSocket
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +47,31 @@ def test_sigterm_while_the_pod_starts_ends_it_at_once(
         main.main([])
     assert ended.value.code == ExitCode.TERMINATED
     assert json.loads(log.read_text())["reason"] == "Terminated"
+
+
+def test_a_temporary_directory_too_long_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "termination"
+    configured = settings.read({environment.ENV_TERMINATION_LOG: str(log), environment.ENV_PLATFORM: "cpu"})
+    monkeypatch.setattr(main.pod_settings, "read", lambda: configured)
+    monkeypatch.setenv("TMPDIR", "/scratch/" + "x" * 60)
+    with pytest.raises(SystemExit) as ended:
+        main.main([])
+    assert ended.value.code == ExitCode.USAGE
+    assert "TMPDIR: '/scratch/xx" in capsys.readouterr().err
+    assert "has 69 bytes; with more than 65" in json.loads(log.read_text())["message"]
+
+
+def test_the_sockets_of_a_pod_fit_below_the_longest_temporary_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Not tmp_path, which may be longer.
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        longest = Path(short) / ("x" * (main._LONGEST_TMPDIR - len(short) - 1))
+        longest.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(longest))
+        events = EventSocket(lambda _: None)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+            requests.bind(str(collectives_socket(events.folder, 9999)))
+        events.close()
