@@ -17,13 +17,14 @@ SAVE_INTERVAL = 10
 
 
 def of_mode(mode: str, kubectl: Kubectl, name: str) -> TrainingRun:
-    """The recipe with LoRA, or with all weights trained."""
+    """The recipe with LoRA, or with all weights trained on packed samples."""
     run = TrainingRun(kubectl, RECIPE, name)
     spec = run.manifest["spec"]
     spec["export"]["huggingFace"]["path"] = f"/data/out/{name}"
     if mode == "sft":
         spec["recipe"] = "llama3.2-1b-sft"
         spec["training"]["lr"] = 0.001
+        spec["data"]["packing"] = True
         del spec["peft"], spec["export"]["merge"]
     return run
 
@@ -36,6 +37,13 @@ def conversions(kubectl: Kubectl, run: TrainingRun) -> dict[str, str]:
     return {
         name: f"{each['source']} -> {each['path']}, {each['tensors']} tensors" for name, each in found.items()
     }
+
+
+def prepared(kubectl: Kubectl, run: TrainingRun) -> str:
+    """The message of the Job that has checked the data."""
+    status = (kubectl.get("megatronrecipe", run.name) or {})["status"]
+    (found,) = (each["message"] for each in status["conditions"] if each["type"] == "Prepared")
+    return str(found)
 
 
 def kill_a_pod(kubectl: Kubectl, pod: str) -> None:
@@ -57,6 +65,7 @@ def test_a_run_with_a_fault_gives_the_weights_of_an_undisturbed_one(
     undisturbed.apply()
     expected = finished(undisturbed)
     print(conversions(kubectl, undisturbed))
+    assert ("; packed in " in prepared(kubectl, undisturbed)) == (mode == "sft")
     undisturbed.delete()
 
     run = of_mode(mode, kubectl, mode)

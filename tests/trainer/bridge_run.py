@@ -154,13 +154,17 @@ class RecipeGang(BridgeGang):
         return converter.convert(*words, log=self.folder / f"{role}.log")
 
 
-def rendered_preparation(spec: dict[str, Any], data: Path) -> list[str]:
-    """Arguments of the Job that prepares the data of a recipe; `data` stands for the data volume."""
+def rendered_preparation(spec: dict[str, Any], data: Path, save: Path | None = None) -> list[str]:
+    """Arguments of the Job that prepares the data of a recipe.
+
+    `data` stands for the data volume, and `save` for the run's checkpoints, where the Job mounts them.
+    """
     job = rendered_objects(spec).prepare_job
     assert job is not None
     (container,) = job["spec"]["template"]["spec"]["containers"]
     words = [str(word).replace('"/data/', f'"{data}/') for word in container["args"]]
-    return [f"{data}/{word.removeprefix('/data/')}" if word.startswith("/data/") else word for word in words]
+    words = [f"{data}/{word.removeprefix('/data/')}" if word.startswith("/data/") else word for word in words]
+    return [word.replace("/checkpoints/run", str(save or data / "checkpoints")) for word in words]
 
 
 def rendered_container(spec: Mapping[str, Any]) -> dict[str, Any]:

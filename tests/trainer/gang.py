@@ -195,7 +195,7 @@ class Gang:
         tracker = self.save / "latest_checkpointed_iteration.txt"
 
         def saved() -> bool | None:
-            # Looked at first: a pod may end right after its last checkpoint.
+            # Read first: a pod may end right after its last checkpoint.
             ended = [code for pod in self.pods.values() if (code := pod.poll()) is not None]
             if tracker.exists() and tracker.read_text().strip() == str(iteration):
                 return True

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import chats_command, samples_command
+from megatron_trainer.data.preparation_error import PreparationError
 
 from testkit.fine_tuned import CASES, Case
 from testkit.weights.families import by_name, write_model
@@ -68,6 +68,7 @@ def test_a_small_model_is_trained_on_packed_samples(
     spec = _spec(case, {"datasetRoot": "samples"}, length=64)
     run = RecipeGang(tmp_path, warm_bridge, volume, spec, case.overrides)
     run.run_to_end()
+    assert "rank 0 has packed samples for training in " in run.log()
     losses = {iteration: loss for iteration, (loss,) in run.losses().items()}
     # The first step has a learning rate of 0.
     assert sorted(losses) == [1, 2, 3]
@@ -101,8 +102,10 @@ def _gang(
 ) -> RecipeGang:
     spec = _spec(LLAMA_LORA, SOURCES | data, iterations)
     spec["training"] |= {"evalIters": 1, "evalInterval": 3}
-    chats_command.run(rendered_preparation(spec, volume))
-    return RecipeGang(make.mktemp("run"), warm, volume, spec)
+    spec["checkpoint"]["volume"] |= {"accessMode": "ReadWriteMany"}
+    run = RecipeGang(make.mktemp("run"), warm, volume, spec)
+    chats_command.run(rendered_preparation(spec, volume, run.save))
+    return run
 
 
 def test_a_killed_run_on_packed_chats_resumes_with_the_losses_of_an_undisturbed_one(
@@ -113,6 +116,7 @@ def test_a_killed_run_on_packed_chats_resumes_with_the_losses_of_an_undisturbed_
 ) -> None:
     undisturbed = _gang(tmp_path_factory, warm_bridge, chats, ITERATIONS)
     undisturbed.run_to_end()
+    assert "rank 0 has packed samples" not in undisturbed.log(), "the Job has packed them"
     killed = _gang(tmp_path_factory, warm_bridge, chats, 10, maxEpochs=9)
     killed.run_with_a_killed_rank(3, until=ITERATIONS)
 
@@ -137,10 +141,8 @@ def test_a_killed_run_on_packed_chats_resumes_with_the_losses_of_an_undisturbed_
     assert len(read) > len(spoken) > 6 * ITERATIONS
 
 
-def test_a_run_of_more_packed_sequences_than_its_epochs_have_ends_before_it_trains(
+def test_more_packed_sequences_than_the_epochs_have_are_refused_before_accelerators_are_taken(
     chats: Path, tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess
 ) -> None:
-    run = _gang(tmp_path_factory, warm_bridge, chats, 15, maxEpochs=1)
-    run.run_to_end(int(ExitCode.BAD_DATA))
-    assert "data.maxEpochs: the run reads 60 packed sequences, and " in run.termination(0)["message"]
-    assert not run.losses()
+    with pytest.raises(PreparationError, match=r"data\.maxEpochs: the run reads 60 packed sequences, and "):
+        _gang(tmp_path_factory, warm_bridge, chats, 15, maxEpochs=1)

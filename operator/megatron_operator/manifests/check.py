@@ -7,7 +7,7 @@ latents. What the Job of `manifests.prepare` prepares, it checks itself.
 import json
 from typing import Final
 
-from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.bridge_run import PACKED_FOLDER, BridgeRun
 from megatron_contract.environment import DATA_DIR, PROGRESS_PORT
 from megatron_contract.preparation import CHECKED_FOLDER
 
@@ -19,7 +19,7 @@ from megatron_operator.manifests.metadata import ROLE_CHECK, Manifest, Owner, di
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare import FINAL
 from megatron_operator.manifests.prepare_resources import check_requests
-from megatron_operator.manifests.sample_index import index_of
+from megatron_operator.manifests.sample_index import Index, Packed, index_of, packed_of
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import (
     bridge_check_arguments,
@@ -41,23 +41,20 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         return None
     if data.check is False:
         return None
-    claims = {"data": storage.data}
-    index = None
+    built: Index | Packed | None = None
     if data.blend:
         if resolved.engine == "bridge":
             run = BridgeRun.from_arguments(megatron)
             words = bridge_check_arguments(run)
-            index = index_of(owner, resolved.cpu_jobs, storage, words, of_bridge=bridge_index_arguments(run))
+            built = index_of(owner, resolved.cpu_jobs, storage, words, of_bridge=bridge_index_arguments(run))
         else:
             words = dataset_arguments(megatron)
-            index = index_of(owner, resolved.cpu_jobs, storage, words)
-        arguments = _blend_arguments(resolved)
-        if index is not None:
-            claims |= index.claims(storage)
-            arguments += index.arguments()
-        arguments += ["--", *words]
+            built = index_of(owner, resolved.cpu_jobs, storage, words)
+        arguments = [*_blend_arguments(resolved), *(built.arguments() if built else []), "--", *words]
     elif data.dataset_root is not None:
-        arguments = _root_arguments(resolved, BridgeRun.from_arguments(megatron))
+        run = BridgeRun.from_arguments(megatron)
+        built = packed_of(owner, storage, run)
+        arguments = [*_root_arguments(resolved, run), *(built.arguments() if built else [])]
     else:
         return None
     work = Work(
@@ -65,11 +62,11 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         container=CONTAINER,
         command="megatron-prepare",
         arguments=[literal(word) for word in arguments],
-        resources=check_requests(resolved, index.memory if index else 0),
+        resources=check_requests(resolved, built.memory if built else 0),
         final=FINAL,
-        claims=claims,
-        # What is found in a blend is kept there.
-        read_only=frozenset() if data.blend else frozenset({"data"}),
+        claims={"data": storage.data} | (built.claims(storage) if built else {}),
+        # What is found in a blend is kept there, and samples are packed there without the checkpoints.
+        read_only=frozenset() if data.blend or (built and built.folder) else frozenset({"data"}),
         environment={"HOME": "/tmp", **hub.offline_environment(resolved)},
     )
     return cpu_job.job(owner, resolved, work)
@@ -111,6 +108,8 @@ def _root_arguments(resolved: ResolvedRecipe, run: BridgeRun) -> list[str]:
     words += ["--lines", data.examples or "questionAndAnswer"]
     words += ["--batch", str(batch), "--samples", str(batch * iterations)]
     words += _most_epochs(resolved)
+    if PACKED_FOLDER in run.overrides:
+        words += ["--seq-length", str(run.overrides["model.seq_length"])]
     if (folder := run.overrides.get("tokenizer.tokenizer_model")) is not None:
         words += ["--tokenizer-dir", str(folder)]
     if resolved.model.vocab_size is not None:

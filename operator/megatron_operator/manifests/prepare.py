@@ -15,7 +15,7 @@ from megatron_operator.manifests.cpu_job import Work
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare_resources import requests
-from megatron_operator.manifests.sample_index import Index, index_of
+from megatron_operator.manifests.sample_index import Index, Packed, index_of, packed_of
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import (
     bridge_dataset_arguments,
@@ -57,7 +57,9 @@ def _store_arguments(prepare: PrepareSpec) -> list[str]:
     return [word for name, value in pairs if value is not None for word in (name, value)]
 
 
-def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun) -> list[str]:
+def _chat_arguments(
+    resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun, packed: Packed | None
+) -> list[str]:
     """Command-line arguments of `megatron-prepare` for `data.sources` of a recipe that fine-tunes."""
     kind = f"--{resolved.media or 'chats'}"
     data = resolved.data
@@ -87,6 +89,7 @@ def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeR
         values.append("--evaluates")
     if resolved.model.vocab_size is not None:
         values += ["--vocab-size", str(resolved.model.vocab_size)]
+    values += packed.arguments() if packed else []
     return [literal(value) for value in values]
 
 
@@ -155,17 +158,18 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         return None
     workers = prepare.workers or 1
     run = BridgeRun.from_arguments(megatron) if resolved.engine == "bridge" else None
-    index = None
+    built: Index | Packed | None
     if resolved.fine_tunes:
         assert run is not None, "Megatron-Bridge fine-tunes"
-        own = _chat_arguments(resolved, prepare, run)
+        built = packed_of(owner, storage, run, workers)
+        own = _chat_arguments(resolved, prepare, run, built)
     else:
         words = bridge_dataset_arguments(run) if run is not None else dataset_arguments(megatron)
         of_bridge = bridge_index_arguments(run) if run is not None else ()
-        index = index_of(owner, resolved.cpu_jobs, storage, words, workers, of_bridge) if words else None
+        built = index_of(owner, resolved.cpu_jobs, storage, words, workers, of_bridge) if words else None
         tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
-        own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index)
-    claims = {"data": storage.data} | (index.claims(storage) if index else {})
+        own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, built)
+    claims = {"data": storage.data} | (built.claims(storage) if built else {})
     credentials = _credentials(prepare)
     environment = {"HOME": "/tmp"}
     if credentials:
@@ -175,7 +179,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         container=CONTAINER,
         command="megatron-prepare",
         arguments=own,
-        resources=requests(resolved, prepare, index.memory if index else 0),
+        resources=requests(resolved, prepare, built.memory if built else 0),
         final=FINAL,
         claims=claims,
         environment=environment,

@@ -1,10 +1,12 @@
-"""Where a Job builds the index of a run's samples before its first start."""
+"""Where a Job builds the index of a run's samples, or packs them, before its first start."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
+from megatron_contract.bridge_run import PACKED_FOLDER, SAMPLE_SEED, BridgeRun
 from megatron_contract.environment import DATA_DIR
 from megatron_contract.preparation import index_folder
 
@@ -12,6 +14,9 @@ from megatron_operator.api.platform import CpuJobs
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.index_memory import index_memory, is_too_large
+
+_PACKING: Final = 512 << 20
+"""Some 150 bytes of each of three million samples; their tokens are in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,27 @@ class Index:
         return {"checkpoints": storage.checkpoint} if self.folder is None else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The packed samples of one run."""
+
+    run: BridgeRun
+    folder: str | None
+    """As that of an Index."""
+    memory: int = _PACKING
+    """Bytes that packing takes, about."""
+
+    def arguments(self) -> list[str]:
+        """The options of `megatron-prepare`."""
+        overrides = self.run.overrides
+        words = ["--packed-folder", str(overrides[PACKED_FOLDER]), "--seed", str(overrides[SAMPLE_SEED])]
+        return words if self.folder is None else [*words, "--index-dir", self.folder]
+
+    def claims(self, storage: Storage) -> dict[str, str]:
+        """The claims that the Job mounts for them, beside that of the data."""
+        return {"checkpoints": storage.checkpoint} if self.folder is None else {}
+
+
 def index_of(
     owner: Owner,
     jobs: CpuJobs | None,
@@ -50,9 +76,21 @@ def index_of(
     memory = index_memory(_samples(words), of_bridge=bool(of_bridge))
     if is_too_large(memory, jobs):
         return None
+    return Index(_folder(owner, storage, workers), memory, tuple(of_bridge))
+
+
+def packed_of(owner: Owner, storage: Storage, run: BridgeRun, workers: int = 1) -> Packed | None:
+    """Where one of the `workers` pods of a Job packs the samples of a run; None for one that packs none."""
+    if run.overrides.get(PACKED_FOLDER) is None:
+        return None
+    return Packed(run, _folder(owner, storage, workers))
+
+
+def _folder(owner: Owner, storage: Storage, workers: int) -> str | None:
+    """The folder on the data volume; None where the Job can mount the checkpoints."""
     if _can_mount_checkpoints(storage, workers):
-        return Index(None, memory, tuple(of_bridge))
-    return Index(f"{DATA_DIR}/{index_folder(owner.name, owner.uid)}", memory, tuple(of_bridge))
+        return None
+    return f"{DATA_DIR}/{index_folder(owner.name, owner.uid)}"
 
 
 def _samples(words: Sequence[str]) -> int:

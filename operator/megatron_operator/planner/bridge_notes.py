@@ -127,8 +127,8 @@ def _sample_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
         )
     if data.packing:
         yield (
-            f"iterations take packed sequences, of which there are fewer than {what}: the run counts them"
-            " when it has packed them, and ends before it trains if data.maxEpochs is exceeded"
+            f"iterations take packed sequences, of which there are fewer than {what}: the preparation counts"
+            " them when it has packed them, and fails if data.maxEpochs is exceeded"
         )
     elif not resolved.media:
         yield (

@@ -17,6 +17,7 @@ from megatron_contract.bridge_run import (
     NULL_TOKENIZER,
     PACKED_FOLDER,
     PEFT_SCHEME,
+    SAMPLE_SEED,
     SOUND_TEXT,
     BridgeRun,
     Value,
@@ -91,6 +92,8 @@ VOCABULARY_OF_TOKENIZER: Final = "tokenizer.use_tokenizer_vocab_size"
 """Path of whether the vocabulary is the tokenizer's; else it is the model's."""
 RESHARDABLE: Final = "checkpoint.dist_ckpt_optim_fully_reshardable"
 """Path of whether checkpoints have the optimizer states for any layout."""
+_SEED: Final = 1234
+"""Bridge's default for data sets of lines."""
 _OF_HUB: Final = (
     "hf_dataset",
     "hf_validation_dataset",
@@ -292,6 +295,8 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
             yield BLEND, True
         if data.packing:
             yield PACKED_FOLDER, f"{CHECKPOINT_DIR}/{name}/packed"
+            # Known to the Job that packs; the functions have several.
+            yield SAMPLE_SEED, resolved.training.seed or _SEED
             if (epochs := data.max_epochs or (1 if data.sources else None)) is not None:
                 yield MAX_EPOCHS, epochs
         yield from _files(

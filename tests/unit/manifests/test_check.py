@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_contract.bridge_run import PACKED_FOLDER, SAMPLE_SEED, BridgeRun
 from megatron_operator.api.platform import CpuJobs
 from megatron_operator.manifests import build
 from megatron_operator.manifests.cpu_job import placement
@@ -129,6 +130,42 @@ def test_the_index_is_built_where_it_can_be_kept(
     words = container(job)["args"]
     assert claims(job) == mounted
     assert ("--index" in words, folder and value(words, "--index-dir")) == (folder is None, folder)
+
+
+@pytest.mark.parametrize("mode", ["ReadWriteMany", "ReadWriteOnce"])
+def test_the_samples_of_a_run_that_packs_them_are_packed_by_the_job(run: Any, mode: str) -> None:
+    def packing(spec: Spec) -> None:
+        spec["data"] |= {"packing": True}
+        spec["checkpoint"]["volume"] = {"size": "1Ti", "accessMode": mode}
+
+    built = run("llama3.1-70b-lora", packing).build()
+    args = check_command._parse(container(built.check_job)["args"])
+    master = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    of_run = BridgeRun.from_arguments(container({"spec": {"template": master}})["args"]).overrides
+    assert str(args.packed_folder) == of_run[PACKED_FOLDER]
+    assert (args.seq_length, args.seed) == (of_run["model.seq_length"], of_run[SAMPLE_SEED])
+    name = built.job["metadata"]["name"]
+    own = f"/data/prepared/index/{name}.11111111-2222-3333-4444-555555555555"
+    mounts = container(built.check_job)["volumeMounts"]
+    read_only = {each["name"]: each.get("readOnly", False) for each in mounts}
+    if mode == "ReadWriteMany":
+        assert args.index_dir is None
+        assert read_only == {"data": True, "checkpoints": False, "tmp": False}
+    else:
+        assert str(args.index_dir) == own
+        assert read_only == {"data": False, "tmp": False}
+
+
+def test_an_edit_of_what_is_packed_packs_again(run: Any) -> None:
+    def packed(**training: Any) -> str:
+        def change(spec: Spec) -> None:
+            spec["data"] |= {"packing": True}
+            spec["training"] = spec.get("training", {}) | training
+
+        return str(run("llama3.1-70b-lora", change).build().prepare_hash)
+
+    assert len({packed(), packed(seqLength=1024), packed(seed=8)}) == 3
+    assert packed(weightDecay=0.05) == packed()
 
 
 def test_recipes_of_one_name_in_two_namespaces_have_an_index_each(run: Any) -> None:

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from megatron_contract.bridge_run import PACKED_FOLDER, SAMPLE_SEED, BridgeRun
+from megatron_trainer.data import chats_command
 
 Spec = dict[str, Any]
 
@@ -61,3 +63,26 @@ def test_a_new_volume_of_one_node_is_not_bound_where_the_job_runs(run: Any) -> N
     )
     assert value(index_arguments(job), "--data-cache-path") == "/checkpoints/tiny-gpt/data-cache"
     assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["data", "tmp"]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_job_packs_chats_with_the_settings_of_the_run(run: Any, packing: bool) -> None:
+    def change(spec: Spec) -> None:
+        spec["data"]["packing"] = packing
+        spec["checkpoint"] = {"volume": {"size": "1Ti", "accessMode": "ReadWriteMany"}}
+
+    built = run("llama3.1-8b-chats", change).build()
+    [of_run] = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    overrides = BridgeRun.from_arguments(of_run["args"]).overrides
+    [container] = built.prepare_job["spec"]["template"]["spec"]["containers"]
+    args = chats_command._parse(container["args"])
+    mounted = {each["name"] for each in container["volumeMounts"]}
+    if packing:
+        assert (str(args.packed_folder), args.seed, args.index_dir) == (
+            overrides[PACKED_FOLDER],
+            overrides[SAMPLE_SEED],
+            None,
+        )
+    assert (args.packed_folder is not None) == packing == (PACKED_FOLDER in overrides)
+    assert ("checkpoints" in mounted) == packing
+    assert container["resources"]["requests"]["memory"] == ("2Gi" if packing else "1536Mi")

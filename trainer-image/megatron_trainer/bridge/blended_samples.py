@@ -42,9 +42,16 @@ def read_by_weight(config: Any) -> None:
 
 def install() -> None:
     """Wrap the functions of Bridge that make samples, datasets and loaders."""
-    GPTSFTChatDataset._process_example = _read_documents(GPTSFTChatDataset._process_example)
+    read_documents()
     GPTSFTDatasetBuilder._build_datasets = _blend(GPTSFTDatasetBuilder._build_datasets)
     loaders.build_pretraining_data_loader = _in_order(loaders.build_pretraining_data_loader)
+
+
+def read_documents() -> None:
+    """Have datasets of chats read documents among them; may be called again."""
+    inner = GPTSFTChatDataset._process_example
+    if not hasattr(inner, "of_chats"):
+        GPTSFTChatDataset._process_example = _read_documents(inner)
 
 
 class _Order:
@@ -77,6 +84,7 @@ def _read_documents(inner: Callable[..., Any]) -> Callable[..., Any]:
             "metadata": {},
         }
 
+    vars(process)["of_chats"] = inner
     return process
 
 

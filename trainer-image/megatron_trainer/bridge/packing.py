@@ -1,13 +1,15 @@
-"""Samples that share a sequence: Megatron-Bridge packs them at the start of a run, on rank 0."""
+"""Samples that share a sequence: a Job packs them before the run (data/packed_samples.py), or its rank 0."""
 
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,33 +18,132 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.telemetry.reporter import GENERATION_ENV, Reporter
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
+from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker.failures import RankError
+from megatron_trainer.worker.prepared_index import PACKED_FILE, PACKED_FOLDER, folder_of
 
-_SAMPLES: Final = ("training.jsonl", "validation.jsonl")
+PARTS: Final = ("training", "validation")
 _REPORT_SECONDS: Final = 60.0
 _CHECK_SECONDS: Final = 1.0
 
 
+@dataclass(frozen=True)
+class Packing:
+    """What packed files depend on.
+
+    `root` is the samples' folder, `tokenizer` the tokenizer's; sequences have `seq_length` tokens.
+    """
+
+    root: Path
+    seq_length: int
+    seed: int
+    preprocessing: Any
+    tokenizer: Path
+    tokenizer_type: str
+
+    @property
+    def folder(self) -> str:
+        """Name of their folder: files of this name are finished and current."""
+        samples = [(self.root / f"{part}.jsonl").stat() for part in PARTS if self._has(part)]
+        depends = [
+            self.seq_length,
+            self.seed,
+            dataclasses.asdict(self.preprocessing),
+            [(each.st_size, each.st_mtime_ns) for each in samples],
+            digest_of_tokenizer(self.tokenizer, with_template=True),
+            self.tokenizer_type,
+        ]
+        return hashlib.sha256(json.dumps(depends, default=str).encode()).hexdigest()[:16]
+
+    def _has(self, part: str) -> bool:
+        return (self.root / f"{part}.jsonl").is_file()
+
+
+def packed_file(folder: Path, part: str) -> Path:
+    """Return the file of the packed sequences of a part in their folder."""
+    return folder / f"{part}.idx.parquet"
+
+
+def is_packed_folder(path: Path) -> bool:
+    """Whether a folder has the name of one with packed files."""
+    return PACKED_FOLDER.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+
+
+def create(folder: Path) -> None:
+    """Create a folder of packed files, without those that a process was killed in. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(".*"):
+        if PACKED_FILE.fullmatch(leftover.name):
+            leftover.unlink(missing_ok=True)
+
+
 def pack(config: Any, folder: Path) -> None:
-    """Have samples share sequences of the model's length.
+    """Have samples share sequences of the model's length, in files below `folder`.
 
     Bridge takes a file that exists for finished and current. So what the files depend on is in the name of
-    their folder, below `folder`, and rank 0 deletes one that it was killed in.
+    their folder, and each appears when it is whole.
     """
     from megatron.bridge.data.packing import PackedSequenceSpecs
 
-    own = folder / _digest(config)
-    training, validation = own / "training.idx.parquet", own / "validation.idx.parquet"
+    what = Packing(
+        Path(config.dataset.dataset_root),
+        config.model.seq_length,
+        config.dataset.seed,
+        config.dataset.preprocessing,
+        Path(str(config.tokenizer.tokenizer_model)),
+        str(config.tokenizer.tokenizer_type),
+    )
+    own = folder / what.folder
     if int(os.environ.get("RANK", "0")) == 0:
-        own.mkdir(parents=True, exist_ok=True)
-        for path in (training, validation):
-            _delete_partial(path)
+        create(own)
     specs = PackedSequenceSpecs(packed_sequence_size=config.model.seq_length)
     # Set afterwards: the constructor requires files that exist.
-    specs.packed_train_data_path, specs.packed_val_data_path = str(training), str(validation)
+    specs.packed_train_data_path, specs.packed_val_data_path = (str(packed_file(own, part)) for part in PARTS)
     specs.packed_metadata_path = own / "metadata.json"
     config.dataset.offline_packing_specs = specs
     config.dataset.enable_offline_packing = True
+
+
+def take(own: Path, prepared: Path) -> None:
+    """Copy to `own` the packed files that a Job has left in `prepared`, and that are missing there.
+
+    Trainers do not read them where they are: the Job of an edited recipe replaces them. Errors are not
+    raised, as rank 0 packs what is missing.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if not is_packed_folder(prepared) or left_volume(prepared) is not None:
+            return
+        for part in PARTS:
+            source, target = packed_file(prepared, part), packed_file(own, part)
+            if source.is_symlink() or not source.is_file() or target.exists():
+                continue
+            copy = own / f".{target.name}.{os.getpid()}"
+            try:
+                shutil.copyfile(source, copy)
+                pq.read_metadata(copy)
+                copy.replace(target)
+            finally:
+                copy.unlink(missing_ok=True)
+    except (OSError, pa.ArrowException) as error:
+        print(f"the packed samples in {prepared} are not used: {error}", flush=True)
+
+
+def _pack_what_is_missing(builder: Any) -> None:
+    own = Path(builder.train_path_packed).parent
+    take(own, folder_of(own.parent) / own.name)
+    parts = PARTS if builder.do_validation else PARTS[:1]
+    missing = [part for part in parts if not packed_file(own, part).exists()]
+    started = time.monotonic()
+    builder.prepare_data()
+    if missing:
+        print(
+            f"rank 0 has packed samples for {' and '.join(missing)} in {time.monotonic() - started:.1f} s,"
+            " while the others waited: no Job had packed them",
+            flush=True,
+        )
 
 
 def wait_outside_collectives(reporter: Reporter) -> None:
@@ -61,7 +162,7 @@ def wait_outside_collectives(reporter: Reporter) -> None:
             packed = f"megatron-trainer/packed/{os.environ.get(GENERATION_ENV, '0')}"
             if torch.distributed.get_rank() == 0:
                 with reporting(reporter):
-                    builder.prepare_data()
+                    _pack_what_is_missing(builder)
                 store.set(packed, "1")
             else:
                 while not store.check([packed]):
@@ -127,17 +228,17 @@ def check_when_packed(config: Any, max_epochs: int | None) -> None:
             text = f"{builder.train_path} has no samples to train on"
             raise RankError(ExitCode.BAD_DATA, f"data.packing: {text}")
         training.lines_of = str(builder.train_path)
-        _require_batch(len(training), "training", batch)
+        require_batch(len(training), "training", batch)
         if validation is not None and evaluated:
-            _require_batch(len(validation), "validation", of_validation)
-        _require_epochs(len(training), samples, batch, max_epochs)
+            require_batch(len(validation), "validation", of_validation)
+        require_epochs(len(training), samples, batch, max_epochs)
         return [training, validation, *others]
 
     GPTSFTDatasetBuilder._build_datasets = build
 
 
-def _require_batch(sequences: int, part: str, batch: int) -> None:
-    """An epoch has whole batches."""
+def require_batch(sequences: int, part: str, batch: int) -> None:
+    """Raise RankError with BAD_DATA unless a part has a whole batch, of which an epoch has some."""
     if sequences < batch:
         text = f"{sequences:,} packed sequences are for {part}, and an iteration takes {batch:,}"
         fix = "add samples, or set a smaller training.globalBatchSize or training.seqLength"
@@ -145,7 +246,8 @@ def _require_batch(sequences: int, part: str, batch: int) -> None:
         raise RankError(ExitCode.BAD_DATA, f"data.packing: {text}; {fix}")
 
 
-def _require_epochs(sequences: int, samples: int, batch: int, max_epochs: int | None) -> None:
+def require_epochs(sequences: int, samples: int, batch: int, max_epochs: int | None) -> None:
+    """Raise RankError with BAD_DATA if a run of `samples` sequences reads one more often than allowed."""
     epochs = -(-samples // (sequences // batch * batch))
     if max_epochs is not None and epochs > max_epochs:
         text = (
@@ -154,28 +256,3 @@ def _require_epochs(sequences: int, samples: int, batch: int, max_epochs: int | 
         )
         fix = f"set data.maxEpochs: {epochs}, a smaller training.trainIters, or add samples"
         raise RankError(ExitCode.BAD_DATA, f"data.maxEpochs: {text}; {fix}")
-
-
-def _digest(config: Any) -> str:
-    root = Path(config.dataset.dataset_root)
-    found = [(root / name).stat() for name in _SAMPLES if (root / name).is_file()]
-    depends = [
-        config.model.seq_length,
-        config.dataset.seed,
-        dataclasses.asdict(config.dataset.preprocessing),
-        [(each.st_size, each.st_mtime_ns) for each in found],
-        digest_of_tokenizer(Path(str(config.tokenizer.tokenizer_model)), with_template=True),
-    ]
-    return hashlib.sha256(json.dumps(depends, default=str).encode()).hexdigest()[:16]
-
-
-def _delete_partial(path: Path) -> None:
-    """Delete a file that lacks Parquet's footer, which is written last."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        if path.exists():
-            pq.read_metadata(path)
-    except pa.ArrowException:
-        path.unlink()

@@ -20,7 +20,9 @@ from megatron_trainer.data.log import log
 from megatron_trainer.data.media import IMAGES, MEDIA, Medium
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
+from megatron_trainer.data.packed_samples import PackedRun, pack
 from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.prepare_options import add_index_dir, add_packing
 from megatron_trainer.data.sources import Format, Source
 from megatron_trainer.data.sources_command import add_store, parse_arguments, serve, worker_of
 from megatron_trainer.volume_paths import left_volume
@@ -57,10 +59,27 @@ def run(argv: Sequence[str]) -> str:
     if any(source.is_text for source in sources):
         text = f"{found.read:,} chats and documents are prepared, {found.training:,} samples for training"
     text += f", {found.validation:,} for validation"
-    if not found.left_out:
-        return text
-    why = "have no answer within" if kind == "chat" else "are longer than"
-    return f"{text}; {found.left_out:,} {why} {args.seq_length:,} tokens and are left out"
+    if found.left_out:
+        why = "have no answer within" if kind == "chat" else "are longer than"
+        text += f"; {found.left_out:,} {why} {args.seq_length:,} tokens and are left out"
+    return text if args.packed_folder is None else f"{text}; {_pack(args, meter)}"
+
+
+def _pack(args: argparse.Namespace, meter: Meter) -> str:
+    run = PackedRun(
+        root=args.output,
+        tokenizer=args.tokenizer_dir,
+        chats=True,
+        seq_length=args.seq_length,
+        seed=args.seed,
+        batch=args.batch,
+        samples=args.samples,
+        max_epochs=args.max_epochs,
+        evaluates=args.evaluates,
+        folder=args.index_dir or args.packed_folder,
+    )
+    with meter.counting() as counted:
+        return pack(run, counted)
 
 
 def _sources(text: str, kind: Format, output: Path, store: Store, media: tuple[Medium, ...]) -> list[Source]:
@@ -104,6 +123,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--evaluates", action="store_true", help="the run reads chats for validation")
     parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
+    add_index_dir(parser)
+    add_packing(parser)
     add_store(parser)
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
     return parse_arguments(parser, argv, at_least_one=("pods", "seq_length", "batch", "samples"))

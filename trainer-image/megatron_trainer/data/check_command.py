@@ -19,13 +19,15 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data.check_blend import check_blend
 from megatron_trainer.data.check_meter import CheckMeter
+from megatron_trainer.data.packed_samples import PackedRun, pack
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import build_index
-from megatron_trainer.data.prepare_options import add_bridge_run, add_index_dir, split_flags
+from megatron_trainer.data.prepare_options import add_bridge_run, add_index_dir, add_packing, split_flags
 from megatron_trainer.data.sources_command import parse_arguments
 
 QUESTIONS: Final = "questionAndAnswer"
-LINES: Final = (QUESTIONS, "chat", "latents")
+CHAT: Final = "chat"
+LINES: Final = (QUESTIONS, CHAT, "latents")
 
 
 def run(argv: Sequence[str]) -> str:
@@ -49,12 +51,31 @@ def run(argv: Sequence[str]) -> str:
             args.evaluates,
             args.vocab_size,
         )
-        return check_root(root, meter)
+        text = check_root(root, meter)
+        return text if args.packed_folder is None else f"{text}; {_pack(args, meter)}"
     prefixes = _prefixes(args.check_blend)
     text = check_blend(prefixes, megatron_flags, args.vocab_size, args.max_epochs, args.known_dir, meter)
     if args.index or args.index_dir is not None:
         text += f"; {build_index(args.index_of or megatron_flags, args.index_dir)}"
     return text
+
+
+def _pack(args: argparse.Namespace, meter: CheckMeter) -> str:
+    if args.tokenizer_dir is None or not args.tokenizer_dir.exists():
+        return "warning: the tokenizer is not mounted here, and rank 0 will pack the samples"
+    run = PackedRun(
+        root=args.check_root,
+        tokenizer=args.tokenizer_dir,
+        chats=args.lines == CHAT,
+        seq_length=args.seq_length,
+        seed=args.seed,
+        batch=args.batch,
+        samples=args.samples,
+        max_epochs=args.max_epochs,
+        evaluates=args.evaluates,
+        folder=args.index_dir or args.packed_folder,
+    )
+    return pack(run, meter)
 
 
 def _prefixes(text: str) -> list[Path]:
@@ -82,6 +103,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-epochs", type=int, help="how often a run may read a dataset (default: any)")
     parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
+    parser.add_argument("--seq-length", type=int, default=1, help="tokens of a packed sequence")
     add_index_dir(parser)
+    add_packing(parser)
     add_bridge_run(parser)
-    return parse_arguments(parser, argv, at_least_one=("batch", "samples", "max_epochs"))
+    return parse_arguments(parser, argv, at_least_one=("batch", "samples", "max_epochs", "seq_length"))

@@ -17,11 +17,12 @@ class CheckMeter:
     def __init__(self) -> None:
         """Begin with nothing to read."""
         self._total = self._done = 0
+        self._done_to_them = "checked"
         self._started = self._logged = time.monotonic()
 
-    def begin(self, total: int) -> None:
-        """Begin to read `total` bytes."""
-        self._total, self._done = total, 0
+    def begin(self, total: int, done_to_them: str = "checked") -> None:
+        """Begin to read `total` bytes, of which the log reports what is done to them."""
+        self._total, self._done, self._done_to_them = total, 0, done_to_them
         self._started = time.monotonic()
 
     def step(self, bytes_read: int) -> None:
@@ -29,7 +30,7 @@ class CheckMeter:
         self._done += bytes_read
         if (now := time.monotonic()) - self._logged > _LOG_SECONDS:
             self._logged = now
-            log(f"{self._done >> 20:,} of {self._total >> 20:,} MiB are checked")
+            log(f"{self._done >> 20:,} of {self._total >> 20:,} MiB are {self._done_to_them}")
 
     def report(self) -> ProgressReport:
         """Return the answer to /progress."""

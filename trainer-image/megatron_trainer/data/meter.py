@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from megatron_contract.progress import PROGRESS_SCHEMA, PreparationProgress, ProgressReport
 
+from megatron_trainer.data.check_meter import CheckMeter
 from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.documents import Position
 
@@ -30,6 +31,7 @@ class Meter:
         self._has_begun = False
         self._started = self._refreshed = self._logged = time.monotonic()
         self._last = PreparationProgress(0, 0, 0)
+        self._check: CheckMeter | None = None
 
     def begin(self, datasets: Sequence[Dataset]) -> None:
         """Measure these datasets from now on."""
@@ -70,8 +72,19 @@ class Meter:
         finally:
             self._last = replace(self._last, step="build")
 
+    @contextmanager
+    def counting(self) -> Iterator[CheckMeter]:
+        """Report what the yielded meter counts."""
+        self._check = CheckMeter()
+        try:
+            yield self._check
+        finally:
+            self._check = None
+
     def report(self) -> ProgressReport:
         """Return the answer to /progress."""
+        if (check := self._check) is not None:
+            return check.report()
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return ProgressReport(PROGRESS_SCHEMA, "preparing", updated_at=now, preparation=self._last)
 

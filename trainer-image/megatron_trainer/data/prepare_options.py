@@ -118,9 +118,16 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
 
 
 def add_index_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the option of a folder for the index of a run's samples."""
-    text = "build the index of the run's samples there instead of in Megatron's --data-cache-path"
+    """Add the option of a folder for the index of a run's samples, or for packed ones."""
+    text = "build the index of the run's samples, or pack them, there instead of where the run looks for them"
     parser.add_argument("--index-dir", type=Path, help=text)
+
+
+def add_packing(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a run that fine-tunes on packed samples."""
+    text = "folder where the run looks for its packed samples: pack them there"
+    parser.add_argument("--packed-folder", type=Path, help=text)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order in which samples are packed")
 
 
 def add_bridge_run(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,9 @@
-"""Removes from the data volume what runs no longer use: indexes of samples, and records of checks.
+"""Removes from the data volume what runs no longer use: indexes, packed samples, and records of checks.
 
 Each Job that prepares or checks data begins with this: a volume of the user's outlives its runs. An index is
 of use until its run has started: rank 0 copies it, and finds the copy at each later start. Whether that has
 happened is not known here, so an index stays for a while after it was built. For a run that starts after
-that, rank 0 builds it, as without a Job.
+that, rank 0 builds it, as without a Job. The same is true of packed samples, which are beside it.
 
 The volume is the user's own: only files with the names of this project are removed, in its own folders, and
 no link is followed. Folders are opened once, so that none can be replaced by a link meanwhile.
@@ -24,12 +24,18 @@ from megatron_contract.preparation import CHECKED_FOLDER, INDEX_FOLDER, PREPARED
 
 from megatron_trainer.data.checked_ids import LEFTOVER, RECORD, is_outdated
 from megatron_trainer.data.log import log
-from megatron_trainer.worker.prepared_index import INDEX_FILE, UNFINISHED
+from megatron_trainer.worker.prepared_index import (
+    INDEX_FILE,
+    PACKED_FILE,
+    PACKED_FOLDER,
+    UNFINISHED,
+)
 
 KEPT_DAYS: Final = 30
 """Days for which an index stays after it was built."""
 _RUN: Final = re.compile(r"[a-z0-9][-a-z0-9.]*\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """Names of the folders of indexes: the name of a recipe and its UID."""
+_FILE: Final = re.compile(f"{INDEX_FILE.pattern}|{PACKED_FILE.pattern}")
 _LARGEST_RECORD: Final = 1 << 16
 """Bytes; a path has at most 4096."""
 
@@ -73,9 +79,9 @@ class _Cleaning:
         with self._noted(), _folder(name, within) as folder:
             was_old = os.fstat(folder).st_mtime < self._before
             for each in _names(folder):
-                if each.startswith(UNFINISHED):
+                if each.startswith(UNFINISHED) or PACKED_FOLDER.fullmatch(each):
                     self._remove_index(each, folder)
-                elif INDEX_FILE.fullmatch(each) and self._is_old_file(each, folder):
+                elif _FILE.fullmatch(each) and self._is_old_file(each, folder):
                     self._remove(each, folder)
             # A new folder without files is one in which another pod is about to build.
             if (was_old or self.removed > before) and not _names(folder):

@@ -22,6 +22,12 @@ from megatron_trainer.volume_paths import left_volume
 
 INDEX_FILE: Final = re.compile(r"[0-9a-f]{8,128}-[A-Za-z]+-[a-z]+-[a-z_]+\.(npy|txt)")
 """Names of the files of an index."""
+PACKED_FOLDER: Final = re.compile(r"[0-9a-f]{16}")
+"""Names of folders of packed samples, which are a digest of what these depend on."""
+PACKED_FILE: Final = re.compile(
+    r"(training|validation)\.idx\.parquet|\.(training|validation)\.idx\.parquet\.\d+"
+)
+"""Names of files there; of the latter kind are those that are not finished, with the process's number."""
 UNFINISHED: Final = ".unfinished-"
 """How the name of the folder begins in which an index is built, beside the one that is complete."""
 

@@ -107,7 +107,8 @@ import torch
 
 class Builder:
     packed_sequence_size = 8
-    packed = False
+    packed = do_validation = False
+    train_path_packed = sys.argv[3]
     def prepare_data(self):
         if not self.packed:
             time.sleep(6)
@@ -136,6 +137,11 @@ assert Builder().build() == ["a split"]
 
 def test_packing_may_take_longer_than_a_collective(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _RANK, str(tmp_path / "store")]
-    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    packed = f"{tmp_path}/packed/0/training.idx.parquet"
+    ranks = [
+        subprocess.Popen([*command, rank, packed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
+    ]
+    output = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], output
+    assert [text.count("rank 0 has packed samples for training in ") for text, _ in output] == [1, 0]

@@ -58,6 +58,21 @@ def test_an_index_is_removed_a_month_after_it_was_built_and_not_before(tmp_path:
     assert len(names(new)) == 4
 
 
+def test_packed_samples_are_removed_a_month_after_they_were_packed(tmp_path: Path) -> None:
+    folders = []
+    for number, days in enumerate((KEPT_DAYS + 1, KEPT_DAYS - 1), start=1):
+        folder = tmp_path / index_folder("run", UID.format(number)) / "0123456789abcdef"
+        folder.mkdir(parents=True)
+        for name in ("training.idx.parquet", "validation.idx.parquet", ".training.idx.parquet.17"):
+            (folder / name).touch()
+            age(folder / name, days)
+        folders.append(folder)
+    (folders[0].parent / "notes").mkdir()
+    remove_unused(tmp_path)
+    assert names(folders[0].parent) == ["notes"], "what is not this project's stays"
+    assert len(names(folders[1])) == 3
+
+
 def test_a_folder_in_which_a_new_index_is_built_keeps_that(tmp_path: Path) -> None:
     folder = build_index(tmp_path, 1, KEPT_DAYS + 1)
     unfinished = folder / ".unfinished-7"
