@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.bridge import line_index
 from megatron_trainer.data import check_root
 from megatron_trainer.data.prepare import _run
 
@@ -98,6 +99,17 @@ def test_a_line_that_the_run_could_not_read_is_named(folder: Path, line: str, pr
     text = refused(folder)
     assert problem in text
     assert text.endswith("; correct the line, or remove it")
+
+
+def test_the_ends_of_lines_are_written_for_rank_0(folder: Path, tmp_path: Path) -> None:
+    ends = tmp_path / "checkpoints/run/data-cache"
+    code, text = check(folder, "--lines-dir", str(ends))
+    assert code == ExitCode.OK, text
+    for name, count in (("training.jsonl", 10), ("validation.jsonl", 4)):
+        file = folder / name
+        found = line_index.read_ends(file, line_index.file_of_ends(file, ends))
+        assert found is not None
+        assert len(found) == count
 
 
 def bridge_reads(file: Path) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from megatron_trainer.bridge import line_index
+from megatron_trainer.data.line_ends import write_line_ends
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None,
@@ -49,6 +50,20 @@ def test_bridge_takes_the_ends_that_a_job_has_written(
     folder = str(tmp_path / "index")
     utils.build_index_files([str(path)], NEWLINE, workers=1, build_index_fn=never, index_mapping_dir=folder)
     (written,) = (tmp_path / "index").rglob("*.npy")
+    assert np.array_equal(np.load(written), utils.build_index_from_memdata(str(path), NEWLINE))
+    assert REPORTED not in capfd.readouterr().out
+
+
+def test_bridge_takes_the_ends_that_the_check_of_a_users_file_has_written_with_the_checkpoints(
+    utils: Any, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path.write_text(path.read_text() + "\n\n")
+    folder = tmp_path / "data-cache"
+    write_line_ends(path, folder)
+    assert not Path(f"{path}{line_index.SUFFIX}").exists()
+    utils.build_index_files([str(path)], NEWLINE, workers=1, index_mapping_dir=str(folder))
+    (written,) = folder.rglob("*.idx.npy")
+    # Bridge leaves out empty lines at the end.
     assert np.array_equal(np.load(written), utils.build_index_from_memdata(str(path), NEWLINE))
     assert REPORTED not in capfd.readouterr().out
 

@@ -19,7 +19,7 @@ from megatron_operator.manifests.metadata import ROLE_CHECK, Manifest, Owner, di
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare import FINAL
 from megatron_operator.manifests.prepare_resources import check_requests
-from megatron_operator.manifests.sample_index import Index, Packed, index_of, packed_of
+from megatron_operator.manifests.sample_index import Built, index_of, line_ends_of, packed_of
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import (
     bridge_check_arguments,
@@ -41,7 +41,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         return None
     if data.check is False:
         return None
-    built: Index | Packed | None = None
+    built: Built | None = None
     if data.blend:
         if resolved.engine == "bridge":
             run = BridgeRun.from_arguments(megatron)
@@ -53,7 +53,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         arguments = [*_blend_arguments(resolved), *(built.arguments() if built else []), "--", *words]
     elif data.dataset_root is not None:
         run = BridgeRun.from_arguments(megatron)
-        built = packed_of(owner, storage, run)
+        built = packed_of(owner, storage, run) or line_ends_of(storage, run)
         arguments = [*_root_arguments(resolved, run), *(built.arguments() if built else [])]
     else:
         return None

@@ -61,6 +61,27 @@ class Packed:
         return {"checkpoints": storage.checkpoint} if self.folder is None else {}
 
 
+@dataclass(frozen=True, slots=True)
+class LineEnds:
+    """Where the lines of a file to fine-tune on end, for Megatron-Bridge's index of them."""
+
+    written_to: str
+    folder: None = None
+    """They are written with the checkpoints."""
+    memory: int = 0
+
+    def arguments(self) -> list[str]:
+        """The options of `megatron-prepare`."""
+        return ["--lines-dir", self.written_to]
+
+    def claims(self, storage: Storage) -> dict[str, str]:
+        """The claims that the Job mounts for them, beside that of the data."""
+        return {"checkpoints": storage.checkpoint}
+
+
+type Built = Index | Packed | LineEnds
+
+
 def index_of(
     owner: Owner,
     jobs: CpuJobs | None,
@@ -84,6 +105,14 @@ def packed_of(owner: Owner, storage: Storage, run: BridgeRun, workers: int = 1) 
     if run.overrides.get(PACKED_FOLDER) is None:
         return None
     return Packed(run, _folder(owner, storage, workers))
+
+
+def line_ends_of(storage: Storage, run: BridgeRun) -> LineEnds | None:
+    """Where the Job that checks samples writes the ends of their lines; None for what is left to rank 0."""
+    kwargs = run.overrides.get("dataset.dataset_kwargs")
+    if not isinstance(kwargs, dict) or not _can_mount_checkpoints(storage, 1):
+        return None
+    return LineEnds(str(kwargs["index_mapping_dir"]))
 
 
 def _folder(owner: Owner, storage: Storage, workers: int) -> str | None:

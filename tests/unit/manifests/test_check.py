@@ -156,6 +156,22 @@ def test_the_samples_of_a_run_that_packs_them_are_packed_by_the_job(run: Any, mo
         assert read_only == {"data": False, "tmp": False}
 
 
+def test_the_ends_of_lines_are_written_where_the_run_keeps_its_index(run: Any) -> None:
+    def of_several_nodes(spec: Spec) -> None:
+        spec["checkpoint"]["volume"] = {"size": "1Ti", "accessMode": "ReadWriteMany"}
+
+    built = run("llama3.1-70b-lora", of_several_nodes).build()
+    args = check_command._parse(container(built.check_job)["args"])
+    master = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    of_run = BridgeRun.from_arguments(container({"spec": {"template": master}})["args"]).overrides
+    kwargs = of_run["dataset.dataset_kwargs"]
+    assert isinstance(kwargs, dict)
+    assert str(args.lines_dir) == kwargs["index_mapping_dir"]
+    assert set(claims(built.check_job)) == {"data", "checkpoints"}
+    alone = container(run("llama3.1-70b-lora").build().check_job)["args"]
+    assert "--lines-dir" not in alone, "a new claim of one node is not bound where the Job runs"
+
+
 def test_an_edit_of_what_is_packed_packs_again(run: Any) -> None:
     def packed(**training: Any) -> str:
         def change(spec: Spec) -> None:

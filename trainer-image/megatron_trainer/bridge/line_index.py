@@ -1,7 +1,8 @@
-"""Where the lines of a prepared file end, which the Job writes beside it, so that ranks need not wait for it.
+"""Where the lines of a file end, which a Job writes, so that ranks need not wait for it.
 
 Megatron-Bridge 0.6.2 has rank 0 look for the ends of lines in the whole file at the first start, while all
-others wait (`build_index_files`).
+others wait (`build_index_files`). The Job that prepares a file writes them beside it, and the one that checks
+a file of the user's writes them to the folder where the run keeps its index.
 """
 
 import os
@@ -31,10 +32,18 @@ def find_ends(path: Path) -> Ends:
     return np.concatenate(found)
 
 
-def read_ends(path: Path) -> Ends | None:
-    """Return what a Job has written of a file; None if there is nothing, or it is of another file."""
+def file_of_ends(path: Path, folder: Path | None = None) -> Path:
+    """Return the file with the ends of lines of another: beside it, or in `folder`."""
+    return (folder or path.parent) / f"{path.name}{SUFFIX}"
+
+
+def read_ends(path: Path, written: Path | None = None) -> Ends | None:
+    """Return what a Job has written of a file; None if there is nothing, or it is of another file.
+
+    `written`: where it is, by default beside the file.
+    """
     try:
-        ends: Ends = np.load(f"{path}{SUFFIX}", allow_pickle=False)
+        ends: Ends = np.load(written or file_of_ends(path), allow_pickle=False)
         size = path.stat().st_size
     except (EOFError, OSError, ValueError):
         return None
@@ -51,6 +60,14 @@ def _are_newlines(path: Path, ends: Ends) -> bool:
     return bool(np.all(text[some] == _NEWLINE))
 
 
+def _without_empty_lines(ends: Ends) -> Ends:
+    """Leave out those at the end of a file, as Bridge does."""
+    last = len(ends)
+    while last > 1 and ends[last - 1] - ends[last - 2] < 2:
+        last -= 1
+    return ends[:last]
+
+
 def install() -> None:
     """Have Bridge's datasets take what a Job has written; call it once in a process."""
     from megatron.bridge.data.datasets import utils
@@ -64,17 +81,21 @@ def install() -> None:
         build_index_fn: Any = None,
         **more: Any,
     ) -> None:
-        build = _prepared(build_index_fn or utils.build_index_from_memdata)
+        folder = more.get("index_mapping_dir")
+        build = _prepared(build_index_fn or utils.build_index_from_memdata, folder and Path(folder))
         inner(paths, newline, workers=workers, build_index_fn=build, **more)
 
     utils.build_index_files = build_index_files
 
 
-def _prepared(build: Callable[[str, int], Any]) -> Callable[[str, int], Any]:
+def _prepared(build: Callable[[str, int], Any], folder: Path | None) -> Callable[[str, int], Any]:
+    """What takes the ends that are in `folder`, or beside the file, and builds others."""
+
     def ends_of(path: str, newline: int) -> Any:
-        ends = read_ends(Path(path)) if newline == _NEWLINE else None
-        if ends is not None:
-            return ends
+        for place in (folder, None) if newline == _NEWLINE else ():
+            written = file_of_ends(Path(path), place)
+            if (ends := read_ends(Path(path), written)) is not None:
+                return _without_empty_lines(ends)
         started = time.monotonic()
         found = build(path, newline)
         if os.environ.get("RANK", "0") != "0":  # the first of another node, which has folders of its own

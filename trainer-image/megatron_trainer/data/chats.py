@@ -6,7 +6,6 @@ its chats is for training, the next for validation. The folder of several source
 the weights by which the run reads them (bridge/sample_blend.py).
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.bridge import line_index, sample_blend
+from megatron_trainer.bridge import sample_blend
 from megatron_trainer.data import check, shards, tokenizer
 from megatron_trainer.data.answers import ChatLines, LineEncoder
 from megatron_trainer.data.blend import Worker, build_shards, load_encoder, repair
@@ -30,6 +29,7 @@ from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.document_lines import DocumentLines
 from megatron_trainer.data.documents import Render
 from megatron_trainer.data.image_samples import SampleLines, digest_of_processor
+from megatron_trainer.data.line_ends import write_line_ends
 from megatron_trainer.data.log import log
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
@@ -88,7 +88,8 @@ def prepare_chats(
         _concatenate(datasets, made, files)
     check_run(*files, run)
     if not _of_samples(sources):
-        _write_line_ends(made)
+        for name in FILES:
+            write_line_ends(made / name)
     _link(root, made)
     return total
 
@@ -250,26 +251,6 @@ def _concatenate(datasets: Sequence[Dataset], made: Path, files: Sequence[Part])
         part.write_text(sample_blend.dump({file.name: file.mix for file in files}), encoding="utf-8")
         part.replace(made / sample_blend.FILE)
     _mark(made, [*(sum(each) for each in zip(*map(_counts, datasets), strict=True)), *sizes])
-
-
-def _write_line_ends(made: Path) -> None:
-    """Write where the lines of the files end, unless a folder that was prepared before has it.
-
-    Rank 0 finds them where they cannot be written, as in a folder of another user.
-    """
-    for path in (made / name for name in FILES):
-        if not path.stat().st_size or line_index.read_ends(path) is not None:
-            continue
-        part = shards.temporary(path.with_name(path.name + line_index.SUFFIX))
-        try:
-            with part.open("wb") as stream:
-                np.save(stream, line_index.find_ends(path), allow_pickle=False)
-                shards.flush(stream)
-            part.replace(path.with_name(path.name + line_index.SUFFIX))
-        except OSError as error:
-            log(f"the places where the lines of {path} end are not written: {error}")
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
 
 
 def _link(root: Path, made: Path) -> None:

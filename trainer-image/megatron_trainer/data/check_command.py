@@ -50,6 +50,7 @@ def run(argv: Sequence[str]) -> str:
             args.max_epochs,
             args.evaluates,
             args.vocab_size,
+            args.lines_dir,
         )
         text = check_root(root, meter)
         return text if args.packed_folder is None else f"{text}; {_pack(args, meter)}"
@@ -103,6 +104,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-epochs", type=int, help="how often a run may read a dataset (default: any)")
     parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
+    text = "write there where the lines of --check-root end, for rank 0"
+    parser.add_argument("--lines-dir", type=Path, help=text)
     parser.add_argument("--seq-length", type=int, default=1, help="tokens of a packed sequence")
     add_index_dir(parser)
     add_packing(parser)

@@ -15,6 +15,7 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data import check
 from megatron_trainer.data.check_meter import CheckMeter
+from megatron_trainer.data.line_ends import write_line_ends
 from megatron_trainer.data.log import log
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
@@ -43,6 +44,8 @@ class Root:
     """How often a sample may be read; None for any number of times."""
     evaluates: bool
     vocab_size: int | None
+    ends: Path | None = None
+    """Folder for the ends of lines."""
 
 
 def check_root(root: Root, meter: CheckMeter) -> str:
@@ -66,6 +69,8 @@ def check_root(root: Root, meter: CheckMeter) -> str:
             fix += ", or training.evalIters: 0" if path.name == _VALIDATION else ""
             raise _refuse(f"{problem}; {fix}")
     times = _check_epochs(root, counts[0])
+    for path in files if root.ends is not None and left_volume(root.ends) is None else ():
+        write_line_ends(path, root.ends)
     evaluated = f", {counts[1]:,} for validation" if root.evaluates else ""
     text = f"{root.path} is checked: {counts[0]:,} samples for training{evaluated}"
     text += f"; those for training are read {times}"
