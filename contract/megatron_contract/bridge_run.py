@@ -29,6 +29,10 @@ SAMPLE_SEED: Final = "dataset.seed"
 """Seed of the order in which samples are packed."""
 MAX_EPOCHS: Final = "dataset.max_epochs"
 """How often a run may read a packed sequence; without it, or without PACKED_FOLDER, any number."""
+DATA_PATH: Final = "dataset.data_path"
+"""Datasets of Megatron that a run pretrains on, with a weight before each where there are several."""
+VALIDATION_DATA: Final = "dataset.validation_data_path"
+"""Those that it only evaluates on, in the same form; without them shares of the others (`dataset.split`)."""
 PATH_TO_CACHE: Final = "dataset.path_to_cache"
 """Folder of the index of the samples that a run which pretrains reads."""
 PEFT_SCHEME: Final = "peft.scheme"
@@ -39,8 +43,8 @@ PEFT_SCHEME: Final = "peft.scheme"
 class BridgeRun:
     """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
 
-    BASE_OF_EXPORT, BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME
-    and SOUND_TEXT are not in a ConfigContainer; the trainer reads them.
+    BASE_OF_EXPORT, BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER,
+    PEFT_SCHEME, SOUND_TEXT and VALIDATION_DATA are not in a ConfigContainer; the trainer reads them.
     """
 
     function: str

@@ -35,9 +35,9 @@ def run(tmp_path: Path, corpus: Path, warm_bridge: WarmProcess) -> PretrainingGa
     return PretrainingGang(tmp_path, warm_bridge, corpus, CASE, **SETTINGS)
 
 
-def checked(run: PretrainingGang) -> str:
+def checked(run: PretrainingGang, settings: dict[str, Any] = SETTINGS) -> str:
     """Run the command of the Job that checks the data; returns its output."""
-    job = rendered_objects(_spec(CASE) | SETTINGS).check_job
+    job = rendered_objects(_spec(CASE) | settings).check_job
     assert job is not None
     [container] = job["spec"]["template"]["spec"]["containers"]
     words = [str(word) for word in container["args"]]

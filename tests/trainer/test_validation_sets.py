@@ -24,19 +24,22 @@ class SplitGang(Gang):
         return [*self.flags, *self.data, "--train-iters", str(ITERATIONS), "--save", str(self.save)]
 
 
-@pytest.fixture(scope="module")
-def one_token(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prefix of a dataset that repeats one token, which a model learns in a few steps."""
+def write_one_token(prefix: Path) -> Path:
+    """Write a dataset that repeats one token, which a model learns in a few steps. Returns its prefix."""
     import numpy as np
     import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    prefix = tmp_path_factory.mktemp("one-token") / "data"
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     for _ in range(DOCUMENTS):
         builder.add_document(torch.full((TOKENS,), REPEATED_TOKEN), [TOKENS])
     builder.finalize(f"{prefix}.idx")
     return prefix
+
+
+@pytest.fixture(scope="module")
+def one_token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_one_token(tmp_path_factory.mktemp("one-token") / "data")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import InitSpec
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog import bridge_support, data, validation_sets
+from megatron_operator.catalog import bridge_support, data
 from megatron_operator.catalog.entry import Entry
 
 TOKENIZER: Final = "HuggingFaceTokenizer"
@@ -30,12 +30,6 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldEr
     for leaf in sorted(asked.keys() - _DATA):
         fix = "set data.sources, data.blend, or data.mockData: true"
         yield FieldError(f"spec.data.{leaf}", "has no effect: only recipes that fine-tune take it", fix)
-    name, entries = validation_sets.listed(asked)
-    for number, each in enumerate(entries):
-        if each.get("validation"):
-            message = "is not passed to Megatron-Bridge, which splits the datasets that it pretrains on"
-            fix = "leave it out, and give validation a share in data.split"
-            yield FieldError(f"spec.data.{name}[{number}].validation", message, fix)
     if (asked.get("prepare") or {}).get("source") is not None:
         message = "is not prepared for Megatron-Bridge, which trains with the tokenizer of a folder"
         yield FieldError("spec.data.prepare.source", message, "set data.sources, with format: text")

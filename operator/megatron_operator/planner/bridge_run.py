@@ -3,13 +3,14 @@
 `tests/bridge` sets every path in what the installed functions return.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from megatron_contract.bridge_run import (
     BASE_OF_EXPORT,
     BLEND,
     CHATS,
+    DATA_PATH,
     IMAGE_TEXT,
     MAX_EPOCHS,
     MOCK_DATA,
@@ -19,6 +20,7 @@ from megatron_contract.bridge_run import (
     PEFT_SCHEME,
     SAMPLE_SEED,
     SOUND_TEXT,
+    VALIDATION_DATA,
     BridgeRun,
     Value,
 )
@@ -28,6 +30,7 @@ from megatron_contract.time_limits import collective_minutes
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import ModelPart
+from megatron_operator.api.recipe import BlendPart
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_sizes, bridge_support
 from megatron_operator.catalog.chats import is_blended
@@ -319,15 +322,23 @@ def _may_lack_rows(resolved: ResolvedRecipe) -> bool:
 def _corpus(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
     """Megatron's indexed datasets, as its flag `--data-path` lists them."""
     data = resolved.data
-    words: list[Value] = []
-    for part in data.blend or []:
-        words += [str(part.weight)] if len(data.blend or []) > 1 else []
-        words.append(f"{DATA_DIR}/{part.path}")
-    yield "dataset.data_path", words
-    yield "dataset.split", data.split
+    evaluated = [part for part in data.blend or () if part.validation]
+    yield DATA_PATH, _mix([part for part in data.blend or () if not part.validation])
+    if evaluated:
+        yield VALIDATION_DATA, _mix(evaluated)
+    else:
+        yield "dataset.split", data.split
     yield "dataset.path_to_cache", f"{CHECKPOINT_DIR}/{name}/data-cache"
     if data.dataloader_type is not None:
         yield "dataset.dataloader_type", data.dataloader_type
+
+
+def _mix(parts: Sequence[BlendPart]) -> list[Value]:
+    words: list[Value] = []
+    for part in parts:
+        words += [str(part.weight)] if len(parts) > 1 else []
+        words.append(f"{DATA_DIR}/{part.path}")
+    return words
 
 
 def _files(root: str, name: str, *, evaluates: bool) -> Iterator[tuple[str, Value]]:

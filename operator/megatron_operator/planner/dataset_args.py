@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from megatron_contract.bridge_run import MODEL_FOLDER, PATH_TO_CACHE, BridgeRun
+from megatron_contract.bridge_run import DATA_PATH, MODEL_FOLDER, PATH_TO_CACHE, VALIDATION_DATA, BridgeRun
 
 _FLAGS: Final = frozenset(
     (
@@ -43,7 +43,8 @@ _OF_BRIDGE: Final = {
     "train.global_batch_size": "global-batch-size",
     "validation.eval_iters": "eval-iters",
     "dataset.split": "split",
-    "dataset.data_path": "data-path",
+    DATA_PATH: "data-path",
+    VALIDATION_DATA: "valid-data-path",
 }
 """Path in Bridge's ConfigContainer -> Megatron's flag."""
 _TOKENIZER_OF_BRIDGE: Final = {
@@ -86,6 +87,8 @@ def bridge_check_arguments(run: BridgeRun) -> list[str]:
 
 def _flags_of_bridge(run: BridgeRun, flags: Mapping[str, str]) -> list[str]:
     words: list[str] = []
+    if VALIDATION_DATA in run.overrides:
+        flags = {**flags, DATA_PATH: "train-data-path"}
     for path, flag in flags.items():
         value = run.overrides.get(path)
         if value is not None:

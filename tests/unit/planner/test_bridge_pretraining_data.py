@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.bridge_run import VALIDATION_DATA, BridgeRun
 from megatron_contract.exit_codes import ExitCode
 from megatron_operator import manifests
 from megatron_operator.planner import PlannedRun
+from megatron_operator.planner.dataset_args import bridge_dataset_arguments, bridge_index_arguments
 from megatron_trainer.data import check, tokenizer
 from megatron_trainer.data.prepare import _run
 
@@ -43,6 +44,23 @@ def test_a_blend_reaches_the_function_as_megatrons_datasets() -> None:
     assert found["dataset.path_to_cache"] == "/checkpoints/run/data-cache"
     assert found["tokenizer.tokenizer_model"] == "/data/tokenizer"
     assert found["hub.path"] == "/data/model"
+
+
+def test_datasets_for_validation_reach_the_function_and_the_check() -> None:
+    blend = [{"path": "web_text_document"}, {"path": "held_out_text_document", "validation": True}]
+    run = planned(data=BLEND | {"blend": blend})
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert found["dataset.data_path"] == ["/data/web_text_document"]
+    assert found[VALIDATION_DATA] == ["/data/held_out_text_document"]
+    assert "dataset.split" not in found
+    needs = check.parse_needs(bridge_dataset_arguments(BridgeRun.from_arguments(run.arguments)), None, 1)
+    assert needs is not None
+    assert (needs.weights, needs.validation, needs.split) == (
+        {"/data/web_text_document": 1.0},
+        ("/data/held_out_text_document",),
+        "100,0,0",
+    )
+    assert VALIDATION_DATA in " ".join(bridge_index_arguments(BridgeRun.from_arguments(run.arguments)))
 
 
 def test_one_dataset_has_no_weight() -> None:

@@ -23,6 +23,7 @@ from megatron_contract.bridge_run import (
     PACKED_FOLDER,
     PEFT_SCHEME,
     SOUND_TEXT,
+    VALIDATION_DATA,
     BridgeRun,
     Value,
 )
@@ -34,6 +35,7 @@ from megatron_trainer.bridge import (
     adapter_norms,
     agreed_weights,
     bucket_sizes,
+    corpus,
     deepseek_v4,
     diffusion,
     dora_magnitudes,
@@ -68,7 +70,7 @@ from megatron_trainer.worker.failures import RankError
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
 _OURS = (
     *(BASE_OF_EXPORT, BLEND, CHATS, IMAGE_TEXT, MAX_EPOCHS, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER),
-    *(PEFT_SCHEME, SOUND_TEXT),
+    *(PEFT_SCHEME, SOUND_TEXT, VALIDATION_DATA),
 )
 _TRAINING_FILE = "training.jsonl"
 _PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
@@ -229,7 +231,7 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
         diffusion.require_samples(config)
     else:
         _require_samples(config)
-    _require_datasets(config)
+    corpus.complete(run, config)
     if run.overrides.get(BLEND):
         from megatron_trainer.bridge import blended_samples
 
@@ -293,15 +295,6 @@ def _require_samples(config: Any) -> None:
     root = getattr(config.dataset, "dataset_root", None)
     if root is not None and not (Path(root) / _TRAINING_FILE).is_file():
         raise RankError(ExitCode.BAD_DATA, f"dataset.dataset_root: {root} has no {_TRAINING_FILE}")
-
-
-def _require_datasets(config: Any) -> None:
-    """Without a file Megatron's error names neither the setting nor what it is for."""
-    for word in getattr(config.dataset, "data_path", None) or ():
-        for suffix in (".bin", ".idx") if "/" in word else ():
-            if not Path(word + suffix).is_file():
-                message = f"dataset.data_path: {word}{suffix} does not exist: data.blend names a dataset of"
-                raise RankError(ExitCode.BAD_DATA, f"{message} Megatron, two files, without their suffixes")
 
 
 def _function(name: str) -> Callable[..., Any]:

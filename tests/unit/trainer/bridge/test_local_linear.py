@@ -1,15 +1,12 @@
 """The norms that a CPU has in place of Transformer Engine's, what follows config.json, and datasets."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from megatron_contract.bridge_run import BridgeRun
-from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import configuration, vision_layers
 from megatron_trainer.platform.zero_centred_norms import ZeroCentredRMSNorm
-from megatron_trainer.worker.failures import RankError
 
 
 def test_a_zero_centred_norm_is_torchs_with_one_added_to_its_weights() -> None:
@@ -35,14 +32,6 @@ def test_the_projector_of_gemma_3_pools_the_patches_that_config_json_names() -> 
     projector = provider.vision_projector_config
     assert (projector.image_size, projector.patch_dim, projector.tokens_per_image) == (112, 14, 16)
     assert projector.layernorm_epsilon == 1e-5
-
-
-def test_a_dataset_without_its_index_is_refused_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "text_document.bin").touch()
-    words = ["0.5", f"{tmp_path}/text_document"]
-    with pytest.raises(RankError, match=r"text_document\.idx does not exist") as refused:
-        configuration._require_datasets(SimpleNamespace(dataset=SimpleNamespace(data_path=words)))
-    assert refused.value.code is ExitCode.BAD_DATA
 
 
 @pytest.mark.parametrize(
