@@ -28,9 +28,9 @@ run_local_cluster_and_trainer() {
     layer "fine-tuning: weights in, chats, experts, injected faults, weights out" \
         $python -m pytest -q -s -m "not fine_tuning_only" tests/fine_tuning
     $python -m localcluster down # frees two kubelets' and a control plane's share of the processor
-    # Two at a time: ranks that wait for timeouts leave a processor idle, and most other layers have ended by then.
+    # Three at a time: ranks that wait for timeouts leave a processor idle, and most other layers have ended by then.
     layer "trainer: real ranks on loopback" \
-        $python -m pytest -q -n 2 --dist loadfile -m "not repeats" tests/trainer
+        $python -m pytest -q -n 3 --dist loadfile -m "not repeats" tests/trainer
 }
 
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
