@@ -40,8 +40,12 @@ def note_deletions_of_the_job(world: World) -> list[float]:
     """Seconds since the epoch at which the operator has deleted the job, from now on."""
     found: list[float] = []
 
+    of_the_job = f"/{world.backend.manifests.PLURAL}/run"
+
     def note() -> None:
-        deleted = [path for method, path in world.gateway.writes if (method, path[-4:]) == ("DELETE", "/run")]
+        deleted = [
+            path for method, path in world.gateway.writes if method == "DELETE" and path.endswith(of_the_job)
+        ]
         found.extend([time.time()] * (len(deleted) - len(found)))
 
     world.gateway.after_write = note

@@ -125,7 +125,7 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
   verbs: [get, list, watch, {{ if $create }}create, {{ end }}delete]
 - apiGroups: [trainer.kubeflow.org]
   resources: [trainingruntimes]
-  verbs: [get{{ if $create }}, create, update{{ end }}]
+  verbs: [get{{ if $create }}, create, update{{ end }}, delete]
 {{- if and $create (not (include "megatron-operator.jobsets" .)) }}
 # A TrainJob is created once no JobSet of its name is left.
 - apiGroups: [jobset.x-k8s.io]

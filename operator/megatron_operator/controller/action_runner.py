@@ -5,13 +5,21 @@ from collections.abc import Iterable
 from typing import Final
 
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller.api_client import BATCH_JOBS, PODS, ApiClient, ApiError, training_jobs
+from megatron_operator.controller.api_client import (
+    BATCH_JOBS,
+    PODS,
+    TRAINING_RUNTIMES,
+    ApiClient,
+    ApiError,
+    training_jobs,
+)
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.lifecycle.actions import (
     Action,
     AvoidNodes,
     DeleteJob,
     DeletePods,
+    DeleteRuntime,
     DeleteStageJobs,
     DeleteUnboundPods,
     ForceDeletePods,
@@ -56,6 +64,8 @@ async def _execute(api: ApiClient, action: Action) -> bool:
             return await _patch_job(api, job, recovery_priority.merge_patch(job, name))
         case DeleteJob(job):
             await api.delete(training_jobs(job), job)
+        case DeleteRuntime(job):
+            return await _delete_runtime(api, job)
         case DeleteStageJobs(namespace, recipe, uid):
             return await _delete_stage_jobs(api, namespace, recipe, uid)
         case DeletePods(pods, saves):
@@ -74,6 +84,16 @@ async def _execute(api: ApiClient, action: Action) -> bool:
                 await _replace(api, [pod])
                 await api.delete(PODS, pod, 0)
             return bool(pods)
+    return True
+
+
+async def _delete_runtime(api: ApiClient, job: Object) -> bool:
+    metadata = job["metadata"]
+    runtime = await api.get(TRAINING_RUNTIMES, metadata["namespace"], metadata["name"])
+    owners = [owner["uid"] for owner in metadata.get("ownerReferences") or []]
+    if runtime is None or is_deleting(runtime) or not any(owned_by(runtime, uid) for uid in owners):
+        return False
+    await api.delete(TRAINING_RUNTIMES, runtime)
     return True
 
 

@@ -44,6 +44,13 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteRuntime:
+    """Delete the TrainingRuntime of a TrainJob, which goes once the job has."""
+
+    job: Object
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteStageJobs:
     """Delete the recipe's Jobs that are complete: imports, preparation, checks, exports."""
 
@@ -91,6 +98,7 @@ Action = (
     | PinImage
     | SetPriorityClass
     | DeleteJob
+    | DeleteRuntime
     | DeleteStageJobs
     | DeletePods
     | DeleteUnboundPods

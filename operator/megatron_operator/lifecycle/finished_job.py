@@ -2,12 +2,23 @@
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.actions import DONE, LATER, SOON, DeleteJob, DeleteStageJobs, Result, wait
+from megatron_operator.lifecycle.actions import (
+    DONE,
+    LATER,
+    SOON,
+    Action,
+    DeleteJob,
+    DeleteRuntime,
+    DeleteStageJobs,
+    Result,
+    wait,
+)
 from megatron_operator.lifecycle.forced_deletion import force_delete
-from megatron_operator.lifecycle.object_metadata import is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.job_backend import JobPhase
+from megatron_operator.manifests.job_backends import backend_of
 
 
 def clean_up(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
@@ -16,7 +27,7 @@ def clean_up(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         return expire_job(status, snapshot)
     job = snapshot.job
     if job is not None and snapshot.job_phase not in (JobPhase.FAILED, JobPhase.SUCCEEDED):
-        return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else [DeleteJob(job)])
+        return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else _deletion(job))
     if snapshot.deleting_pods:
         return wait(LATER, "the failed run's pods end", [force_delete(status, snapshot.abandoned_pods)])
     return expire_job(status, snapshot)
@@ -35,7 +46,13 @@ def expire_job(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         return wait(remaining, "the job of the finished run is kept")
     # The others first: an operator that ends in between sees by the training job that it is not done.
     others = DeleteStageJobs(status.key.namespace, status.key.name, status.uid)
-    return Result((others,) if job is None else (others, DeleteJob(job)))
+    return Result((others,) if job is None else (others, *_deletion(job)))
+
+
+def _deletion(job: Object) -> list[Action]:
+    """What deletes a job that no other of the run follows."""
+    before = [DeleteRuntime(job)] if backend_of(job).TEMPLATE_PLURAL is not None else []
+    return [*before, DeleteJob(job)]
 
 
 def _ended_at(status: StatusBuilder) -> float | None:

@@ -77,11 +77,11 @@ def test_rights_on_jobsets_need_the_backend_or_the_option(
     ("values", "jobs", "runtimes", "jobsets"),
     [
         ({}, None, None, None),
-        ({"trainJobs": True}, {"get", "list", "watch", "delete"}, {"get"}, None),
+        ({"trainJobs": True}, {"get", "list", "watch", "delete"}, {"get", "delete"}, None),
         (
             {"platform": {"jobBackend": "trainjob"}},
             {"get", "list", "watch", "delete", "create"},
-            {"get", "create", "update"},
+            {"get", "create", "update", "delete"},
             {"get"},
         ),
     ],

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.conditions import Condition
-from megatron_operator.lifecycle.actions import DONE, DeleteJob, DeleteStageJobs
+from megatron_operator.lifecycle.actions import DONE, DeleteJob, DeleteRuntime, DeleteStageJobs
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import trainjob
 
 
 def ended(run: Any, condition: Condition, **spec: Any) -> StatusBuilder:
@@ -30,6 +31,13 @@ def test_the_job_is_deleted_once_the_time_has_passed(run: Any, condition: Condit
     assert result.requeue is None
     run.job = None
     assert expire_job(status, run.snapshot()).actions == (others,), "an export may have followed"
+
+
+def test_the_runtime_of_a_trainjob_is_deleted_with_it(run: Any) -> None:
+    run.job["apiVersion"] = f"{trainjob.GROUP}/{trainjob.VERSION}"
+    status = ended(run, Condition.SUCCEEDED, ttlSecondsAfterFinished=0)
+    actions = expire_job(status, run.snapshot()).actions
+    assert actions[1:] == (DeleteRuntime(run.job), DeleteJob(run.job)), "the job shows what is left to do"
 
 
 def test_until_then_the_run_is_reconciled_again_when_it_is_time(run: Any) -> None:
