@@ -112,6 +112,19 @@ def test_the_ends_of_lines_are_written_for_rank_0(folder: Path, tmp_path: Path) 
         assert len(found) == count
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_samples_are_packed_where_the_run_looks_for_them_or_elsewhere(
+    folder: Path, tmp_path: Path, elsewhere: bool
+) -> None:
+    own, other = tmp_path / "run/packed", tmp_path / "prepared/index/run"
+    words = ["--packed-folder", str(own), "--seq-length", "16", "--seed", "7"]
+    code, text = check(folder, *words, *(["--index-dir", str(other)] if elsewhere else []))
+    assert code == ExitCode.OK, text
+    assert "; packed in " in text
+    assert len(list((other if elsewhere else own).rglob("*.idx.parquet"))) == 2
+    assert own.exists() != elsewhere
+
+
 def bridge_reads(file: Path) -> list[Any]:
     """What Megatron-Bridge's data set has of a file."""
     from megatron_trainer.weights import cpu_model

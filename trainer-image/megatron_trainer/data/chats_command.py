@@ -66,18 +66,7 @@ def run(argv: Sequence[str]) -> str:
 
 
 def _pack(args: argparse.Namespace, meter: Meter) -> str:
-    run = PackedRun(
-        root=args.output,
-        tokenizer=args.tokenizer_dir,
-        chats=True,
-        seq_length=args.seq_length,
-        seed=args.seed,
-        batch=args.batch,
-        samples=args.samples,
-        max_epochs=args.max_epochs,
-        evaluates=args.evaluates,
-        folder=args.index_dir or args.packed_folder,
-    )
+    run = PackedRun.of_command(args, args.output, chats=True)
     with meter.counting() as counted:
         return pack(run, counted)
 

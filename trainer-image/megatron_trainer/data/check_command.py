@@ -64,18 +64,7 @@ def run(argv: Sequence[str]) -> str:
 def _pack(args: argparse.Namespace, meter: CheckMeter) -> str:
     if args.tokenizer_dir is None or not args.tokenizer_dir.exists():
         return "warning: the tokenizer is not mounted here, and rank 0 will pack the samples"
-    run = PackedRun(
-        root=args.check_root,
-        tokenizer=args.tokenizer_dir,
-        chats=args.lines == CHAT,
-        seq_length=args.seq_length,
-        seed=args.seed,
-        batch=args.batch,
-        samples=args.samples,
-        max_epochs=args.max_epochs,
-        evaluates=args.evaluates,
-        folder=args.index_dir or args.packed_folder,
-    )
+    run = PackedRun.of_command(args, args.check_root, chats=args.lines == CHAT)
     return pack(run, meter)
 
 

@@ -3,6 +3,7 @@
 The functions are those of the run, and so are the names of the files, which it finds there.
 """
 
+import argparse
 import shutil
 import tempfile
 import time
@@ -37,6 +38,22 @@ class PackedRun:
     evaluates: bool
     folder: Path
     """Where the files are written, each run's below a name of what they depend on."""
+
+    @classmethod
+    def of_command(cls, args: argparse.Namespace, root: Path, *, chats: bool) -> "PackedRun":
+        """The run that a command of `megatron-prepare` was given, with the options of `add_packing`."""
+        return cls(
+            root=root,
+            tokenizer=args.tokenizer_dir,
+            chats=chats,
+            seq_length=args.seq_length,
+            seed=args.seed,
+            batch=args.batch,
+            samples=args.samples,
+            max_epochs=args.max_epochs,
+            evaluates=args.evaluates,
+            folder=args.index_dir or args.packed_folder,
+        )
 
 
 def pack(run: PackedRun, meter: CheckMeter) -> str:
