@@ -1,6 +1,8 @@
 """Real Megatron on loopback: launchers as the training-operator starts them, four ranks, one or two pods."""
 
+import atexit
 import contextlib
+import functools
 import json
 import math
 import os
@@ -52,6 +54,14 @@ def until[T](what: str, probe: Callable[[], T | None]) -> T:
     raise AssertionError(f"waited {DEADLINE_SECONDS:.0f} s for {what}")
 
 
+@functools.cache
+def temporary_root() -> Path:
+    """Return the folder for the temporary folders of all gangs of this process, which is removed with it."""
+    root = Path(tempfile.mkdtemp(prefix="gangs-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -76,7 +86,7 @@ class Gang:
     ) -> None:
         self.folder, self.save = folder, folder / "checkpoints"
         # Sockets are created there: pytest's folder of a test may have too long a path.
-        self._temporary = Path(tempfile.gettempdir()) / f"gang-{uuid.uuid4().hex[:8]}"
+        self._temporary = temporary_root() / uuid.uuid4().hex[:8]
         self.nodes, self.ranks_per_node = nodes, ranks // nodes
         self.environment: dict[str, str] = {}
         self.flags = list(MODEL_FLAGS)
