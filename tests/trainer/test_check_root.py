@@ -125,6 +125,14 @@ def test_samples_are_packed_where_the_run_looks_for_them_or_elsewhere(
     assert own.exists() != elsewhere
 
 
+def test_samples_are_not_packed_to_sequences_of_an_unknown_length(folder: Path) -> None:
+    code, text = check(folder, "--packed-folder", str(folder / "packed"))
+    assert (code, text) == (
+        ExitCode.USAGE,
+        "--packed-folder needs --seq-length, the tokens of a sequence",
+    )
+
+
 def bridge_reads(file: Path) -> list[Any]:
     """What Megatron-Bridge's data set has of a file."""
     from megatron_trainer.weights import cpu_model

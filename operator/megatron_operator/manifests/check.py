@@ -50,11 +50,11 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         else:
             words = dataset_arguments(megatron)
             built = index_of(owner, resolved.cpu_jobs, storage, words)
-        arguments = [*_blend_arguments(resolved), *(built.arguments() if built else []), "--", *words]
+        arguments = [*_blend_arguments(resolved), *(built.arguments if built else []), "--", *words]
     elif data.dataset_root is not None:
         run = BridgeRun.from_arguments(megatron)
         built = packed_of(owner, storage, run) or line_ends_of(storage, run)
-        arguments = [*_root_arguments(resolved, run), *(built.arguments() if built else [])]
+        arguments = [*_root_arguments(resolved, run), *(built.arguments if built else [])]
     else:
         return None
     work = Work(

@@ -15,7 +15,7 @@ from megatron_operator.manifests.cpu_job import Work
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare_resources import requests
-from megatron_operator.manifests.sample_index import Index, Packed, index_of, packed_of
+from megatron_operator.manifests.sample_index import Built, index_of, packed_of
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import (
     bridge_dataset_arguments,
@@ -58,7 +58,7 @@ def _store_arguments(prepare: PrepareSpec) -> list[str]:
 
 
 def _chat_arguments(
-    resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun, packed: Packed | None
+    resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun, packed: Built | None
 ) -> list[str]:
     """Command-line arguments of `megatron-prepare` for `data.sources` of a recipe that fine-tunes."""
     kind = f"--{resolved.media or 'chats'}"
@@ -89,7 +89,7 @@ def _chat_arguments(
         values.append("--evaluates")
     if resolved.model.vocab_size is not None:
         values += ["--vocab-size", str(resolved.model.vocab_size)]
-    values += packed.arguments() if packed else []
+    values += packed.arguments if packed else []
     return [literal(value) for value in values]
 
 
@@ -107,7 +107,7 @@ def arguments(
     prepare: PrepareSpec,
     tokenizer_dir: str,
     megatron: list[str],
-    index: Index | None,
+    index: Built | None,
 ) -> list[str]:
     """Command-line arguments of `megatron-prepare`; `megatron`: those of the run that its data depend on.
 
@@ -120,11 +120,11 @@ def arguments(
         if resolved.model.vocab_size is not None and resolved.engine == "megatron":
             values += ["--vocab-size", str(resolved.model.vocab_size)]
         values += ["--max-epochs", str(data.max_epochs or 1)]
-        values += index.arguments() if index else []
+        values += index.arguments if index else []
     else:
         values = _folder_arguments(prepare, tokenizer_dir)
         # Megatron's arguments alone have it built beside the checkpoints.
-        values += index.arguments() if index and index.folder else []
+        values += index.arguments if index and index.folder else []
     if prepare.append_eod:
         values.append("--append-eod")
     if megatron and (index or data.sources):
@@ -158,7 +158,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         return None
     workers = prepare.workers or 1
     run = BridgeRun.from_arguments(megatron) if resolved.engine == "bridge" else None
-    built: Index | Packed | None
+    built: Built | None
     if resolved.fine_tunes:
         assert run is not None, "Megatron-Bridge fine-tunes"
         built = packed_of(owner, storage, run, workers)

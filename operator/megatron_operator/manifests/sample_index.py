@@ -16,70 +16,23 @@ from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.index_memory import index_memory, is_too_large
 
 _PACKING: Final = 512 << 20
-"""Some 150 bytes of each of three million samples; their tokens are in files."""
+"""Bytes: a Job holds the lengths and places of packed samples, and their tokens are in files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """The index of the samples of one run."""
+class Built:
+    """What a Job makes of the samples of one run, besides preparing or checking them."""
 
     folder: str | None
     """Folder on the data volume, from which rank 0 copies it; None for the run's, with the checkpoints."""
     memory: int
-    """Bytes that building it takes, about."""
-    of_bridge: tuple[str, ...] = ()
-    """What the index of a run by Megatron-Bridge depends on."""
-
-    def arguments(self) -> list[str]:
-        """The options of `megatron-prepare`."""
-        place = ["--index"] if self.folder is None else ["--index-dir", self.folder]
-        return [*place, *(["--index-of", json.dumps(self.of_bridge)] if self.of_bridge else [])]
+    """Bytes that this takes, about."""
+    arguments: tuple[str, ...]
+    """The options of `megatron-prepare`."""
 
     def claims(self, storage: Storage) -> dict[str, str]:
         """The claims that the Job mounts for it, beside that of the data."""
         return {"checkpoints": storage.checkpoint} if self.folder is None else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The packed samples of one run."""
-
-    run: BridgeRun
-    folder: str | None
-    """As that of an Index."""
-    memory: int = _PACKING
-    """Bytes that packing takes, about."""
-
-    def arguments(self) -> list[str]:
-        """The options of `megatron-prepare`."""
-        overrides = self.run.overrides
-        words = ["--packed-folder", str(overrides[PACKED_FOLDER]), "--seed", str(overrides[SAMPLE_SEED])]
-        return words if self.folder is None else [*words, "--index-dir", self.folder]
-
-    def claims(self, storage: Storage) -> dict[str, str]:
-        """The claims that the Job mounts for them, beside that of the data."""
-        return {"checkpoints": storage.checkpoint} if self.folder is None else {}
-
-
-@dataclass(frozen=True, slots=True)
-class LineEnds:
-    """Where the lines of a file to fine-tune on end, for Megatron-Bridge's index of them."""
-
-    written_to: str
-    folder: None = None
-    """They are written with the checkpoints."""
-    memory: int = 0
-
-    def arguments(self) -> list[str]:
-        """The options of `megatron-prepare`."""
-        return ["--lines-dir", self.written_to]
-
-    def claims(self, storage: Storage) -> dict[str, str]:
-        """The claims that the Job mounts for them, beside that of the data."""
-        return {"checkpoints": storage.checkpoint}
-
-
-type Built = Index | Packed | LineEnds
 
 
 def index_of(
@@ -89,30 +42,37 @@ def index_of(
     words: Sequence[str],
     workers: int = 1,
     of_bridge: Sequence[str] = (),
-) -> Index | None:
-    """Where one of the `workers` pods of a Job builds the index of a run with these arguments of Megatron.
+) -> Built | None:
+    """The index that one of the `workers` pods of a Job builds for a run with these arguments of Megatron.
 
     `of_bridge`: what that of a run by Megatron-Bridge depends on. None for one that is left to rank 0.
     """
     memory = index_memory(_samples(words), of_bridge=bool(of_bridge))
     if is_too_large(memory, jobs):
         return None
-    return Index(_folder(owner, storage, workers), memory, tuple(of_bridge))
+    folder = _folder(owner, storage, workers)
+    place = ["--index"] if folder is None else ["--index-dir", folder]
+    more = ["--index-of", json.dumps(of_bridge)] if of_bridge else []
+    return Built(folder, memory, (*place, *more))
 
 
-def packed_of(owner: Owner, storage: Storage, run: BridgeRun, workers: int = 1) -> Packed | None:
-    """Where one of the `workers` pods of a Job packs the samples of a run; None for one that packs none."""
-    if run.overrides.get(PACKED_FOLDER) is None:
+def packed_of(owner: Owner, storage: Storage, run: BridgeRun, workers: int = 1) -> Built | None:
+    """The samples that one of the `workers` pods of a Job packs; None for a run that packs none."""
+    own = run.overrides.get(PACKED_FOLDER)
+    if own is None:
         return None
-    return Packed(run, _folder(owner, storage, workers))
+    folder = _folder(owner, storage, workers)
+    place = [] if folder is None else ["--index-dir", folder]
+    words = ("--packed-folder", str(own), "--seed", str(run.overrides[SAMPLE_SEED]), *place)
+    return Built(folder, _PACKING, words)
 
 
-def line_ends_of(storage: Storage, run: BridgeRun) -> LineEnds | None:
-    """Where the Job that checks samples writes the ends of their lines; None for what is left to rank 0."""
+def line_ends_of(storage: Storage, run: BridgeRun) -> Built | None:
+    """Where lines end, which the Job that checks them writes; None for what is left to rank 0."""
     kwargs = run.overrides.get("dataset.dataset_kwargs")
     if not isinstance(kwargs, dict) or not _can_mount_checkpoints(storage, 1):
         return None
-    return LineEnds(str(kwargs["index_mapping_dir"]))
+    return Built(None, 0, ("--lines-dir", str(kwargs["index_mapping_dir"])))
 
 
 def _folder(owner: Owner, storage: Storage, workers: int) -> str | None:

@@ -1,8 +1,8 @@
 """Packs the samples of a file as Megatron-Bridge does, and keeps which of its lines are in each sequence.
 
 Bridge 0.6.2 holds all samples in memory as lists of Python numbers. Here their tokens are in temporary files
-beside the result, and memory is by sample: its length, its place, and its part of Bridge's list of sequences,
-some 150 bytes in all. The result is Bridge's, number by number, but for a sample that is longer than a
+beside the result, and memory has of each its length, its place, and its part of Bridge's list of sequences.
+The result is Bridge's, number by number, but for a sample that is longer than a
 sequence: Bridge leaves it out, and here its end is cut off, as it is where samples are padded.
 """
 

@@ -34,6 +34,8 @@ def run(argv: Sequence[str]) -> str:
     """Check what a run reads. Returns a line that describes the end. Raises PreparationError and OSError."""
     own, megatron_flags = split_flags(argv)
     args = _parse(own)
+    if args.packed_folder is not None and args.seq_length is None:
+        raise PreparationError(ExitCode.USAGE, "--packed-folder needs --seq-length, the tokens of a sequence")
     meter = CheckMeter()
     if args.progress_port is not None:
         meter.serve(args.progress_port)
@@ -95,7 +97,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
     text = "write there where the lines of --check-root end, for rank 0"
     parser.add_argument("--lines-dir", type=Path, help=text)
-    parser.add_argument("--seq-length", type=int, default=1, help="tokens of a packed sequence")
+    parser.add_argument("--seq-length", type=int, help="tokens of a packed sequence")
     add_index_dir(parser)
     add_packing(parser)
     add_bridge_run(parser)

@@ -19,7 +19,8 @@ from megatron_trainer.data.check_meter import CheckMeter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
 
-TOKENIZER_TYPE: Final = "HuggingFaceTokenizer"
+_TOKENIZER_TYPE: Final = "HuggingFaceTokenizer"
+"""The only one of recipes that fine-tune."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _pack(run: PackedRun, meter: CheckMeter) -> list[int]:
 
     parts = packing.PARTS if run.evaluates else packing.PARTS[:1]
     form = preprocessing(chats=run.chats)
-    what = packing.Packing(run.root, run.seq_length, run.seed, form, run.tokenizer, TOKENIZER_TYPE)
+    what = packing.Packing(run.root, run.seq_length, run.seed, form, run.tokenizer, _TOKENIZER_TYPE)
     own = run.folder / what.folder
     packing.create(own)
     if run.folder.is_relative_to(DATA_DIR):
@@ -129,7 +130,7 @@ def _writer(run: PackedRun, form: Any, index: Path, meter: CheckMeter) -> Callab
     from megatron_trainer.bridge import packed_lines
 
     tokenizer = build_tokenizer(
-        TokenizerConfig(tokenizer_type=TOKENIZER_TYPE, tokenizer_model=str(run.tokenizer))
+        TokenizerConfig(tokenizer_type=_TOKENIZER_TYPE, tokenizer_model=str(run.tokenizer))
     )
     config = GPTSFTDatasetConfig(
         seq_length=run.seq_length,
