@@ -25,6 +25,7 @@ from bench.scale_cluster import (
     volume,
     wait_for,
 )
+from bench.scale_copies import copy_run
 from bench.scale_manifests import job_manifest, start_manifests
 from bench.scale_processes import FakePods, Load, cores, until_quiet, usage
 from testkit.api_server import Object
@@ -210,13 +211,15 @@ def this_operator(bench: Bench, recipes: int, seconds: float) -> Measured:
 
 
 def restart_alone(bench: Bench, recipes: int) -> Restart:
-    """The restart of this operator, with runs that stand still from their first iterations on.
-
-    While they start they write no progress, so that more of them start on the same machine.
-    """
-    with _operating(bench, recipes) as (operator, pods):
+    """The restart of this operator with copies of one run, which stand still."""
+    with _operating(bench, 1) as (operator, pods):
         pods.freeze()
-        _start_all(bench, recipes, operator.pid)
+        _start_all(bench, 1, operator.pid)
+        wait_for("the run to train", lambda: _training(bench) == 1, LIMIT)
+        operator.stop()
+        bench.cluster.component_stop("training-operator")
+        copy_run(bench, "run-0", (f"copy-{number}" for number in range(recipes - 1)))
+        operator.start()
         wait_for("all runs to train", lambda: _training(bench) == recipes, LIMIT, 5.0)
         return _restart(bench, operator, pods, recipes)
 
