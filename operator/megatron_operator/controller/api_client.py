@@ -22,7 +22,7 @@ from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 
 TIMEOUT: Final = 20.0
 """Seconds for one request; the work queue retries."""
-WATCH_SILENCE: Final = 150.0
+WATCH_SILENCE: Final = 75.0
 """Seconds without anything from a watch after which its connection is lost: bookmarks come each minute."""
 PAGE: Final = 250
 """Objects of a list that one response has: a pod takes about 10 KB, and parsing blocks the event loop."""
@@ -121,6 +121,10 @@ class ApiError(OperatorError):
         return self.status in (400, 403, 422)
 
 
+class WatchError(ApiError):
+    """The API server ended a watch with an error: it cannot be continued from its last version."""
+
+
 EXPECTED_ERRORS: Final = (ApiError, NotLeaderError, OSError, aiohttp.ClientError, client.ApiException)
 """What using the API server may raise: conflicts, refusals, time-outs, lost connections, a lost Lease."""
 
@@ -142,6 +146,8 @@ class ApiClient:
         configuration = client.Configuration()
         # Where no proxy is set, do not ask two threads for one, and for a .netrc, at each request.
         configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
+        # Watches keep theirs, some for each namespace; no request must wait for one of them to end.
+        configuration.connection_pool_maxsize = 0
         if fence is not None:
             configuration.trace_configs = [_require_before_sending(fence)]
         try:
@@ -213,18 +219,36 @@ class ApiClient:
             if query["continue"] is None:
                 return
 
-    async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[Object]:
-        """Changes of a collection over all namespaces since `version`, as watch events, for `seconds`.
+    async def watch(
+        self,
+        resource: Resource,
+        version: str,
+        seconds: int,
+        *,
+        namespace: str | None = None,
+        labels: str | None = None,
+    ) -> AsyncIterator[Object]:
+        """Changes of a collection since `version`, as watch events, for `seconds`.
 
-        Bookmarks are among them. Raises ApiError, with status 410 where the version is too old.
+        Bookmarks are among them. Raises ApiError where the request is refused, and WatchError where it ends
+        with an error; either with status 410 where the version is too old.
+
+        Args:
+            resource: What is watched.
+            version: Of the list, or of the event, from which on.
+            seconds: After which the API server ends the request.
+            namespace: None: all.
+            labels: Label selector.
         """
         query = {
             "watch": "true",
             "resourceVersion": version,
             "timeoutSeconds": str(seconds),
             "allowWatchBookmarks": "true",
+            "labelSelector": labels,
         }
-        path, headers = resource.cluster_path(), {"Accept": "application/json"}
+        path = resource.path(namespace) if namespace else resource.cluster_path()
+        headers = {"Accept": "application/json"}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
         url = self._url(path, query)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=WATCH_SILENCE)
@@ -238,7 +262,8 @@ class ApiClient:
                 event = dict(json_documents.loads(line))
                 if event.get("type") == "ERROR":
                     error = event.get("object") or {}
-                    raise ApiError(int(error.get("code") or 500), "Expired", str(error.get("message")))
+                    code, reason = int(error.get("code") or 500), str(error.get("reason") or "Unknown")
+                    raise WatchError(code, reason, str(error.get("message")))
                 yield event
         finally:
             stream.close()

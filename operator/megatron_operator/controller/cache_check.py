@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,21 +63,34 @@ class CacheCheck:
         self._caches = caches
         self._namespaces = namespaces
         self._reconcile = reconcile
+        self._naming: asyncio.Task[None] | None = None
+        """Finds the names that had a run before."""
 
-    async def first_lists(self) -> None:
+    async def first_lists(self, list_pods: Callable[[], Awaitable[object]]) -> None:
         """Wait until the watches have delivered what exists now, so that a restart needs no other reads.
+
+        `list_pods` begins the first list of pods, and waits for it. Metadata of the others is listed before,
+        so that no pod is missed whose job went in between.
 
         Gives up after FIRST_LISTS: what the caches lack is read from the API server.
         """
+        pods = self._caches.pods
         try:
             async with asyncio.timeout(FIRST_LISTS):
-                lists = [await self._list(cache) for cache in self._caches.all]
-                found = (each.recipe for listed in lists for each in listed.objects.values())
-                self._caches.first_runs.listed(found)
+                lists = [await self._list(cache) for cache in self._caches.all if cache is not pods]
+                # A fleet's pods may take longer to list; until then no name counts as new.
+                self._naming = asyncio.create_task(self._know_names(lists, list_pods), name="first-runs")
+                await asyncio.shield(self._naming)
                 while any(each.behind() for each in lists):
                     await asyncio.sleep(POLL)
         except EXPECTED_ERRORS as error:
             log.warning("the caches are not complete yet: %s", described(error))
+
+    async def _know_names(self, lists: list[Listed], list_pods: Callable[[], Awaitable[object]]) -> None:
+        await list_pods()
+        found = [each for listed in lists for each in listed.objects.values()]
+        found += [each for _, each in self._caches.pods.identities()]
+        self._caches.first_runs.listed(each.recipe for each in found)
 
     async def run(self) -> None:
         """Check for as long as the operator acts."""

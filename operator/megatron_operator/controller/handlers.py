@@ -1,4 +1,4 @@
-"""kopf event handlers: every event adds the recipe that it concerns to the work queue."""
+"""Events of the watches, kopf's and own ones: each adds the recipe that it concerns to the work queue."""
 
 import asyncio
 import itertools
@@ -31,6 +31,7 @@ from megatron_operator.controller.policy_reconciler import PolicyReconciler
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.recipe_planner import RecipePlanner
 from megatron_operator.controller.reconciler import Reconciler
+from megatron_operator.controller.run_watches import RunWatches
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
@@ -39,7 +40,7 @@ from megatron_operator.controller.traces import TraceSender
 from megatron_operator.controller.usage_recorder import UsageRecorder
 from megatron_operator.controller.workqueue import COALESCE, NORMAL, URGENT, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
-from megatron_operator.manifests.job_backends import BACKENDS, backend_of, backend_of_kind
+from megatron_operator.manifests.job_backends import backend_of
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,9 @@ class Operator:
         devices = None if device_watch is None else DeviceReader(self.api, device_watch)
         nodes = NodeReader(self.api, watch, allowed=settings.node_discovery)
         self.caches = Caches(settings.job_kinds)
+        self._watches = RunWatches(
+            self.api, settings.watch_namespaces, self.caches, self.job_event, self.pod_event, self._lost
+        )
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.usage = UsageRecorder(self.api, self.caches, settings)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches, watch, devices)
@@ -105,6 +109,7 @@ class Operator:
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._watch_config(), name="config"),
             asyncio.create_task(self._work(), name="caches"),
+            asyncio.create_task(self._watches.run(), name="watches"),
             asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
             asyncio.create_task(policies.run(), name="network-policies"),
             *([] if watch is None else [asyncio.create_task(self._watch_nodes(watch), name="nodes")]),
@@ -126,13 +131,17 @@ class Operator:
 
     async def _work(self) -> None:
         """Start the workers once the caches are filled, and compare the caches with lists from then on."""
-        await self._cache_check.first_lists()
+        await self._cache_check.first_lists(self._watches.list_pods)
+        self._watches.begin_pods()
         self.queue.start()
         self.usage.caches_are_complete()
         await self._cache_check.run()
 
     def _missed(self, key: RecipeKey) -> None:
         self.queue.add(key)
+
+    def _lost(self, key: RecipeKey) -> None:
+        self.queue.add(key, patience=URGENT)
 
     async def stop(self) -> None:
         """Finish the reconciles that run, and stop all tasks."""
@@ -251,25 +260,9 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     async def recipe(body: kopf.Body, type: str | None, **_: Any) -> None:
         operator.recipe_event(dict(body), type == "DELETED")
 
-    async def training_job(body: kopf.Body, type: str | None, **_: Any) -> None:
-        operator.job_event(dict(body), type == "DELETED")
-
-    for backend in map(backend_of_kind, operator.settings.job_kinds):
-        kopf.on.event(
-            backend.GROUP,
-            backend.PLURAL,
-            id=f"training_job_{backend.PLURAL}",
-            registry=registry,
-            labels=HAS_RECIPE_LABEL,
-        )(training_job)
-
     @kopf.on.event("batch", "jobs", registry=registry, labels=HAS_RECIPE_LABEL)
     async def prepare_job(body: kopf.Body, **_: Any) -> None:
         operator.child_event(dict(body))
-
-    @kopf.on.event("", "pods", registry=registry, labels=HAS_RECIPE_LABEL)
-    async def pod(body: kopf.Body, type: str | None, **_: Any) -> None:
-        operator.pod_event(dict(body), type == "DELETED")
 
 
 class Backoffs:
@@ -290,11 +283,10 @@ def kopf_settings(*, clusterwide: bool) -> kopf.OperatorSettings:
     settings.watching.server_timeout = 600
     settings.watching.client_timeout = 660
     settings.watching.connect_timeout = 10
-    # The first list of a fleet's pods would be in memory as a whole.
+    # The first list of a fleet would be in memory as a whole.
     settings.watching.chunk_size = PAGE
     settings.networking.request_timeout = 30
     # By default kopf gives up after a minute and exits; an API server may be unavailable for longer.
     settings.networking.error_backoffs = Backoffs()
-    for plural in ("pods", "jobs", *(backend.PLURAL for backend in BACKENDS.values())):
-        settings.watching.label_selectors[plural] = LABEL_RECIPE
+    settings.watching.label_selectors["jobs"] = LABEL_RECIPE
     return settings

@@ -15,11 +15,11 @@ from megatron_operator.lifecycle.status_builder import RecipeKey
 from tests.unit.controller.simulated_run import Run
 from tests.unit.controller.whole_operator import KEY
 
-OTHER = RecipeKey("default", "other")
+OTHER, LEFT = RecipeKey("default", "other"), RecipeKey("default", "left")
 
 
 class Lists:
-    """An API server that has one pod of the recipe `run`, or fails."""
+    """An API server that has the job of the recipe `run`, or fails."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -27,21 +27,31 @@ class Lists:
     async def pages(self, resource: Any, *_: object, **__: object) -> AsyncIterator[list[Any]]:
         if self.error is not None:
             raise self.error
-        labels = {"megatron.training/recipe": KEY.name}
-        metadata = {"name": "run-master-0", "namespace": KEY.namespace, "uid": "a", "resourceVersion": "5"}
-        yield [{"metadata": metadata | {"labels": labels}}] if resource.plural == "pods" else []
+        yield [object_of(KEY, "run")] if resource.plural == "pytorchjobs" else []
+
+
+def object_of(key: RecipeKey, name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": key.namespace, "uid": "a", "resourceVersion": "5"}
+    return {"metadata": metadata | {"labels": {"megatron.training/recipe": key.name}}}
 
 
 def started(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> FirstRuns:
-    """What an operator knows after its first lists, though the watches have delivered nothing."""
+    """What an operator knows after its first lists, though kopf has delivered nothing."""
     monkeypatch.setattr(cache_check, "FIRST_LISTS", 0.05)
     caches, api = Caches(), cast(Any, lists)
-    asyncio.run(CacheCheck(api, caches, (), lambda _key: None).first_lists())
+
+    async def pods_listed() -> None:
+        caches.pods.put(object_of(LEFT, "left-master-0"))
+
+    asyncio.run(CacheCheck(api, caches, (), lambda _key: None).first_lists(pods_listed))
     return caches.first_runs
 
 
-def test_a_name_of_which_a_pod_was_left_had_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not started(Lists(), monkeypatch).is_first(KEY)
+@pytest.mark.parametrize("key", [KEY, LEFT], ids=["job", "pod"])
+def test_a_name_of_which_an_object_was_left_had_a_run(
+    key: RecipeKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not started(Lists(), monkeypatch).is_first(key)
 
 
 def test_a_new_name_has_its_first_run_until_its_job_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +59,21 @@ def test_a_new_name_has_its_first_run_until_its_job_is_created(monkeypatch: pyte
     assert runs.is_first(OTHER)
     runs.begin(OTHER)
     assert not runs.is_first(OTHER)
+
+
+async def test_names_are_known_once_the_pods_are_listed_however_long_that_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_check, "FIRST_LISTS", 0.01)
+    caches, api, listed = Caches(), cast(Any, Lists()), asyncio.Event()
+    check = CacheCheck(api, caches, (), lambda _key: None)
+    await check.first_lists(listed.wait)
+    assert not caches.first_runs.is_first(OTHER)
+    listed.set()
+    async with asyncio.timeout(10):
+        while not caches.first_runs.is_first(OTHER):
+            await asyncio.sleep(0)
+    assert not caches.first_runs.is_first(KEY)
 
 
 def test_no_name_is_known_to_be_new_where_what_exists_could_not_be_listed(

@@ -127,6 +127,11 @@ def test_a_pod_that_a_run_loses_is_more_urgent_than_its_other_events(
     assert operator.queue.added == [(RecipeKey("default", "run"), START_COALESCE, patience)]
 
 
+def test_a_deletion_that_was_missed_is_as_urgent_as_one_that_was_seen(operator: Any) -> None:
+    operator._lost(RecipeKey("default", "run"))
+    assert operator.queue.added == [(RecipeKey("default", "run"), COALESCE, URGENT)]
+
+
 def test_only_a_new_generation_needs_a_configuration_that_is_read_since(operator: Any) -> None:
     for phase in (None, Phase.STARTING, Phase.TRAINING):
         operator.recipe_event(recipe(phase), gone=False)
@@ -187,9 +192,9 @@ async def test_kopf_has_no_more_than_a_page_of_a_fleets_first_list_in_memory(
         }
 
     monkeypatch.setattr(fetching.api, "get", get)
-    settings, pods = kopf_settings(clusterwide=True), Resource("", "v1", "pods", namespaced=True)
-    log = logging.getLogger(__name__)
-    async for _ in fetching.fetch_objs(settings=settings, resource=pods, namespace=None, logger=log):
+    settings, log = kopf_settings(clusterwide=True), logging.getLogger(__name__)
+    recipes = Resource("megatron.training", "v1beta1", "megatronrecipes", namespaced=True)
+    async for _ in fetching.fetch_objs(settings=settings, resource=recipes, namespace=None, logger=log):
         pass
     assert len(asked) == 2
     assert all(f"limit={PAGE}&" in f"{url}&" for url in asked)

@@ -11,7 +11,7 @@ import pytest
 from kopf import Body
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.controller import object_cache
-from megatron_operator.controller.api_client import PODS, ApiError, Resource
+from megatron_operator.controller.api_client import PODS, RECIPES, ApiError, Resource
 from megatron_operator.controller.cache_check import CacheCheck
 from megatron_operator.controller.object_cache import Caches, ObjectCache
 from megatron_operator.lifecycle.object_metadata import Object
@@ -142,10 +142,11 @@ def test_an_object_of_kopf_keeps_all_but_the_fields_of_managers(cache: ObjectCac
 
 
 class Lists:
-    """An API server that lists these pods; `after` is called once it has."""
+    """An API server that lists these objects; `after` is called once it has."""
 
-    def __init__(self, *pods: Object) -> None:
-        self.pods = list(pods)
+    def __init__(self, *objects: Object, resource: Resource = PODS) -> None:
+        self.objects = list(objects)
+        self.resource = resource
         self.after: Any = None
 
     async def pages(
@@ -154,8 +155,8 @@ class Lists:
         assert namespace is None
         assert (labels == LABEL_RECIPE) == (resource is not None and resource.plural != "megatronrecipes")
         assert "PartialObjectMetadata" in accept
-        yield [{"metadata": each["metadata"]} for each in self.pods] if resource is PODS else []
-        if self.after is not None:
+        yield [{"metadata": each["metadata"]} for each in self.objects] if resource is self.resource else []
+        if self.after is not None and resource is self.resource:
             self.after()
 
 
@@ -219,7 +220,11 @@ def test_a_resource_that_the_cluster_does_not_know_is_empty() -> None:
 
 def test_a_start_waits_until_the_watches_have_delivered_what_exists() -> None:
     caches = Caches()
-    lists: Any = Lists(pod(5))
-    lists.after = lambda: asyncio.get_running_loop().call_later(0.05, caches.pods.put, pod(5))
-    asyncio.run(CacheCheck(lists, caches, (), lambda _key: None).first_lists())
-    assert version(caches.pods) == 5
+    lists: Any = Lists(pod(5), resource=RECIPES)
+
+    async def pods_listed() -> None:
+        caches.pods.put(pod(7))
+        asyncio.get_running_loop().call_later(0.05, caches.recipes.put, pod(5))
+
+    asyncio.run(CacheCheck(lists, caches, (), lambda _key: None).first_lists(pods_listed))
+    assert (version(caches.pods), version(caches.recipes)) == (7, 5)
