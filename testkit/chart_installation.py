@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Final
 
 import yaml
 from localcluster import Cluster
@@ -31,6 +32,10 @@ def chart_objects(
     return [item for item in yaml.safe_load_all(rendered) if item and item["kind"] not in left_out]
 
 
+TOKEN_SECONDS: Final = 86_400
+"""How long the operator's token is valid; by default it is an hour, as long as a bench takes."""
+
+
 def install_chart(
     cluster: Cluster, api: Api, namespace: str, values: Object, folder: Path, chart: Path = CHART
 ) -> str:
@@ -42,7 +47,8 @@ def install_chart(
     wait_until("the API server to serve recipes", lambda: _serves_recipes(api, namespace))
     bound = next(item for item in objects if _is_binding_of_operator(item))
     path = api.path("ServiceAccount", namespace, bound["subjects"][0]["name"]) + "/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    spec = {"expirationSeconds": TOKEN_SECONDS}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     return str(api.request("POST", path, request)["status"]["token"])
 
 
