@@ -116,6 +116,11 @@ class ApiError(OperatorError):
         return self.status == 409
 
     @property
+    def expired(self) -> bool:
+        """Whether the API server no longer has the changes since a version."""
+        return self.status == 410
+
+    @property
     def refused(self) -> bool:
         """Forbidden or invalid: the same request fails until something else changes."""
         return self.status in (400, 403, 422)

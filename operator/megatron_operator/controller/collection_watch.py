@@ -23,8 +23,6 @@ LONGEST_PAUSE: Final = 300.0
 """Seconds; the pause doubles with each refused request, because a list of a large collection is expensive."""
 LONGEST_SILENCE: Final = 75.0
 """Seconds without an event for which the watch counts as up to date: a bookmark comes each minute."""
-GONE: Final = 410
-"""The API server no longer has the changes since a version."""
 
 
 class CollectionWatch[Kept](ABC):
@@ -90,7 +88,7 @@ class CollectionWatch[Kept](ABC):
                     log.info("%s are no longer served", plural)
                     self._version = ""
                     return
-                if error.status == GONE:
+                if error.expired:
                     self._version = ""
                 else:
                     log.warning("cannot watch %s: %s", plural, error)

@@ -31,8 +31,6 @@ LONGEST_PAUSE_OF_UNKNOWN: Final = 30.0
 """Seconds where the cluster does not know the kind."""
 WITHOUT_TURN: Final = 20
 """Objects that are taken over before the event loop has a turn."""
-GONE: Final = 410
-"""The API server no longer has the changes since a version."""
 
 
 class ObjectWatch:
@@ -80,17 +78,17 @@ class ObjectWatch:
                 # The next request continues from the last version.
                 self._report(logging.INFO, described(error))
             except ApiError as error:
-                expired = error.status == GONE
-                if expired or isinstance(error, WatchError):
+                if error.expired or isinstance(error, WatchError):
                     self._version = ""
                 if error.not_found:
                     # It may be installed later; recipes report that it is missing.
                     longest = LONGEST_PAUSE_OF_UNKNOWN
-                self._report(logging.INFO if expired or error.not_found else logging.WARNING, str(error))
+                usual = error.expired or error.not_found
+                self._report(logging.INFO if usual else logging.WARNING, str(error))
             except Exception as error:  # An event of another form; what it changed is in the next list.
                 self._version = ""
                 self._report(logging.WARNING, described(error))
-            if not self._brought:
+            if not self._brought or not self._version:  # a list is expensive
                 await asyncio.sleep(self._pause)
                 self._pause = min(2 * self._pause, longest)
 

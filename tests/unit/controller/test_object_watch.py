@@ -190,6 +190,14 @@ def test_a_watch_that_ends_with_an_error_leads_to_another_list(code: int) -> Non
     assert watched.delivered == ["a", "a"]
 
 
+def test_watches_that_end_with_an_error_after_each_event_do_not_list_without_a_pause(
+    pauses: list[float],
+) -> None:
+    stream: list[Object | Exception] = [event("ADDED", pod("a", 6)), WatchError(500, "Unknown", "etcd")]
+    Watched([[]] * 4, *[stream] * 3).run()
+    assert pauses == [1.0, 1.0, 1.0]
+
+
 def test_a_pod_that_cannot_be_read_keeps_no_other_one_back(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         watched = Watched([[pod("unreadable"), pod("a")]], [event("ADDED", pod("unreadable", 6))]).run()
