@@ -245,6 +245,7 @@ def measure(options: Options, folder: Path) -> Measured:
             failed_reconciles=total(metrics, RECONCILES + '{outcome="error"}'),
             writes=sum(each.write for each in requests),
             reads=sum(each.read for each in requests),
+            deletions=bench.log.deletions("pods"),
             cores=(after.cpu - before.cpu) / seconds,
             rss=after.rss,
             pods_left=left,

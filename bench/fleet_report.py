@@ -40,6 +40,8 @@ class Measured:
     """Kind -> number, the most frequent first."""
     writes: int
     reads: int
+    deletions: dict[str, int]
+    """User -> pods that it deleted, the most frequent first."""
     cores: float
     rss: int
     pods_left: list[str]
@@ -167,6 +169,8 @@ def _operator(found: Measured) -> Iterator[str]:
     yield f"| decisions | {number:,.0f}, {number * rate:.2f} a second: {decided} |"
     yield f"| reconciles that failed and were retried | {found.failed_reconciles:,.0f} |"
     yield f"| reads / writes a second | {found.reads * rate:.1f} / {found.writes * rate:.1f} |"
+    deleted = ", ".join(f"{user.rsplit(':', 1)[-1]} {number:,}" for user, number in found.deletions.items())
+    yield f"| deletions of pods, by user | {deleted or 'none'} |"
     yield f"| CPU, memory | {found.cores:.2f} cores, {found.rss / MIB:.0f} MiB |"
     ended = len(found.recipes) - len(found.stuck)
     yield f"| runs that ended / failed | {ended} of {len(found.recipes)} / {len(found.failed)} |"

@@ -40,6 +40,11 @@ POLICY: Final = {
     "omitStages": ["RequestReceived", "ResponseStarted"],
     "rules": [
         {"level": "Metadata", "users": [OPERATOR, TRAINING_OPERATOR]},
+        {
+            "level": "Metadata",
+            "verbs": ["delete", "deletecollection"],
+            "resources": [{"group": "", "resources": ["pods"]}],
+        },
         {"level": "None"},
     ],
 }
@@ -100,7 +105,7 @@ def parse(line: str) -> Request | None:
 
 
 class AuditLog:
-    """The requests of the operator and the training-operator."""
+    """The requests of the operator and the training-operator, and all deletions of pods."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,6 +127,12 @@ class AuditLog:
     def between(self, since: float, until: float, user: str = OPERATOR) -> list[Request]:
         """Requests of `user` that were answered in this interval, seconds since the epoch."""
         return [each for each in self.read() if each.user == user and since <= each.time < until]
+
+    def deletions(self, resource: str) -> Counter[str]:
+        """User -> deletions of objects of this kind that were accepted, the most frequent first."""
+        accepted = [each for each in self.read() if each.resource == resource and each.code < 300]
+        found = Counter(each.user for each in accepted if each.verb.startswith("delete"))
+        return Counter(dict(found.most_common()))
 
     def created(self, resource: str, user: str = OPERATOR) -> dict[str, float]:
         """Name -> when it was created, of the objects that `user` created or applied."""

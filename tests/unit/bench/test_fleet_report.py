@@ -60,7 +60,8 @@ def trainers(*shares: float) -> list[Trainer]:
 def measured(played: list[Trainer], **of: Any) -> Measured:
     known: dict[str, Any] = {
         "seconds": 100.0, "recipes": {}, "jobs": {}, "reconciles": 900.0, "failed_reconciles": 0.0,
-        "decisions": {}, "writes": 0, "reads": 0, "cores": 0.1, "rss": 1, "pods_left": [], "errors": [],
+        "decisions": {}, "writes": 0, "reads": 0, "deletions": {}, "cores": 0.1, "rss": 1, "pods_left": [],
+        "errors": [],
     }  # fmt: skip
     return Measured(trainers=played, **(known | of))
 
@@ -75,6 +76,13 @@ def test_the_table_has_the_distribution_of_the_goodput_of_a_class() -> None:
     lines = table(measured(trainers(*(n / 100 for n in range(81, 91)))))
     (small,) = (line for line in lines if line.startswith("| small |"))
     assert small.endswith("| 85.50% / 81.00% | 81.00% / 85.00% / 89.00% |")
+
+
+def test_deletions_of_pods_are_reported_by_the_short_name_of_the_user() -> None:
+    deletions = {"system:serviceaccount:kubeflow:training-operator": 1200, "admin": 3}
+    lines = table(measured(trainers(0.9), deletions=deletions))
+    assert "| deletions of pods, by user | training-operator 1,200, admin 3 |" in lines
+    assert "| deletions of pods, by user | none |" in table(measured(trainers(0.9)))
 
 
 def test_the_end_of_a_run_is_that_of_its_job_as_in_its_ledger() -> None:

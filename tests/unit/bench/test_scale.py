@@ -84,6 +84,18 @@ def test_only_what_was_created_counts_as_created(tmp_path: Path) -> None:
     assert AuditLog(path).created("pytorchjobs").keys() == {"posted", "applied"}
 
 
+def test_deletions_are_counted_by_user_if_they_were_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text(
+        line("delete", "pods", "a", 1)
+        + line("delete", "pods", "b", 2, user="somebody")
+        + line("delete", "pods", "c", 3, user="somebody")
+        + line("delete", "pods", "c", 4, user="late", code=404)
+        + line("delete", "jobs", "d", 5)
+    )
+    assert list(AuditLog(path).deletions("pods").items()) == [("somebody", 2), (OPERATOR, 1)]
+
+
 def test_the_bare_job_is_the_one_that_the_operator_makes() -> None:
     job = job_manifest()
     replicas = job["spec"]["pytorchReplicaSpecs"]
