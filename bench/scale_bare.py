@@ -14,7 +14,8 @@ from typing import Any
 import kopf
 import uvloop
 from megatron_operator.api.labels import API_VERSION, GROUP, KIND, PLURAL
-from megatron_operator.controller.api_client import JOBS, RECIPES, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import JOBS, RECIPES
 from megatron_operator.manifests.metadata import Owner
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-from megatron_operator.controller.api_client import CLAIMS, JOBS, RECIPES, SECRETS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import CLAIMS, JOBS, RECIPES, SECRETS
 from megatron_operator.controller.settings import Settings
 
 from bench.scale_manifests import for_recipe

@@ -131,7 +131,8 @@ def test_only_controller_and_sdk_access_the_cluster_and_no_part_imports_torch(pa
 @pytest.mark.parametrize("path", [path for path in FILES if part(path) in ("sdk", "ui")], ids=relative)
 def test_sdk_and_page_use_of_the_controller_only_its_api_client(path: Path) -> None:
     used = {name for name in imported_modules(path) if name.startswith("megatron_operator.controller")}
-    assert all(name.startswith("megatron_operator.controller.api_client.") for name in used)
+    client = ("megatron_operator.controller.api_client.", "megatron_operator.controller.api_resources.")
+    assert all(name.startswith(client) for name in used)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if part(path) == "lifecycle"], ids=relative)

@@ -5,14 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller.api_client import (
-    BATCH_JOBS,
-    PODS,
-    TRAINING_RUNTIMES,
-    ApiClient,
-    ApiError,
-    training_jobs,
-)
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import BATCH_JOBS, PODS, TRAINING_RUNTIMES, training_jobs
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.lifecycle.actions import (
     Action,

@@ -9,7 +9,8 @@ from typing import Final
 
 from megatron_operator.api.errors import described
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller.api_client import EXPECTED_ERRORS, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.api_client import EXPECTED_ERRORS, ApiClient, ApiError
+from megatron_operator.controller.api_resources import RECIPES
 from megatron_operator.controller.metrics import STALE_OBJECTS
 from megatron_operator.controller.object_cache import Caches, Identity, ObjectCache, identity
 from megatron_operator.lifecycle.status_builder import RecipeKey

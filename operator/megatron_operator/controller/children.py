@@ -8,7 +8,8 @@ from typing import Final
 
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.api_client import (
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import (
     CLAIMS,
     COMPUTE_DOMAINS,
     NETWORK_POLICIES,
@@ -17,8 +18,6 @@ from megatron_operator.controller.api_client import (
     RECIPES,
     SECRETS,
     WORKLOAD_PRIORITY_CLASSES,
-    ApiClient,
-    ApiError,
     Resource,
     training_jobs,
 )

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from typing import Final
 
 from megatron_operator.api.errors import described
-from megatron_operator.controller.api_client import NODES, PODS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import NODES, PODS
 from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.lifecycle.capacity import ClusterUsage
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Final
 import aiohttp
 
 from megatron_operator.api.errors import described
-from megatron_operator.controller.api_client import ApiClient, ApiError, Resource
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import Resource
 from megatron_operator.lifecycle.object_metadata import Object
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import Maintenance, PlatformConfig
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
-from megatron_operator.controller.api_client import CONFIG_MAPS, PRIORITY_CLASSES, ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import CONFIG_MAPS, PRIORITY_CLASSES
 from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.desired import Config
 from megatron_operator.lifecycle.object_metadata import Object

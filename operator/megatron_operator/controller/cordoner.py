@@ -8,7 +8,8 @@ from megatron_operator.api.errors import InvalidRecipeError, described
 from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import NODES
 from megatron_operator.controller.config_source import RECENT, ConfigSource, PriorityClassError
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.lifecycle.cordoning import (

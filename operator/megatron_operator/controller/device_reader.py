@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from megatron_operator.api.recovery_status import NodeMaintenance
-from megatron_operator.controller.api_client import ApiClient, ApiError, Resource
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import Resource
 from megatron_operator.controller.device_watch import GROUP, SLICES, DeviceWatch
 from megatron_operator.lifecycle.device_capacity import (
     DeviceKind,

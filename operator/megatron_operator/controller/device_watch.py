@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from megatron_operator.api.errors import described
-from megatron_operator.controller.api_client import ApiClient, Resource
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import Resource
 from megatron_operator.controller.collection_watch import CollectionWatch
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.lifecycle.device_snapshot import DeviceSnapshot

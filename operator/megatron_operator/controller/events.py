@@ -7,7 +7,8 @@ from megatron_operator.api.labels import API_VERSION, FIELD_MANAGER, KIND
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics
-from megatron_operator.controller.api_client import EVENTS, ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import EVENTS
 from megatron_operator.controller.event_budget import EventBudget
 from megatron_operator.lifecycle.status_builder import RecipeEvent, StatusBuilder
 from megatron_operator.manifests.metadata import digest

@@ -11,7 +11,8 @@ import kopf
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import described
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, PLURAL
-from megatron_operator.controller.api_client import PAGE, RECIPES, ApiClient
+from megatron_operator.controller.api_client import PAGE, ApiClient
+from megatron_operator.controller.api_resources import RECIPES
 from megatron_operator.controller.cache_check import CacheCheck
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children

@@ -3,7 +3,8 @@
 import asyncio
 from typing import Final
 
-from megatron_operator.controller.api_client import EVENTS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import EVENTS
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests.job_backends import backend_of
 

@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol
 
 from megatron_operator.api.errors import OperatorError, described
 from megatron_operator.api.times import micro_timestamp
-from megatron_operator.controller.api_client import LEASES, ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import LEASES, Resource
 from megatron_operator.controller.fence import Fence, monotonic
 from megatron_operator.controller.settings import LeaseTimes
 from megatron_operator.lifecycle.object_metadata import Object

@@ -11,7 +11,8 @@ from typing import Final
 import click
 
 from megatron_operator.api.errors import OperatorError, described
-from megatron_operator.controller.api_client import EXPECTED_ERRORS, LEASES, RECIPES, ApiClient
+from megatron_operator.controller.api_client import EXPECTED_ERRORS, ApiClient
+from megatron_operator.controller.api_resources import LEASES, RECIPES
 
 LIMIT: Final = 60.0
 """Seconds within which a leader must be elected and renew its Lease."""

@@ -7,7 +7,8 @@ from typing import Final
 from megatron_operator.api.errors import described
 from megatron_operator.api.labels import LABEL_CORDONED_AT, LABEL_NODE_CHECK
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.api_client import BATCH_JOBS, NODES, PODS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import BATCH_JOBS, NODES, PODS
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.lifecycle.node_checks import (
     failed_patch,

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from megatron_operator.api.times import seconds
-from megatron_operator.controller.api_client import NODES, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import NODES
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.node_state import (
     NodeState,

@@ -11,7 +11,8 @@ from typing import Final
 
 from megatron_operator.api.errors import shown
 from megatron_operator.api.platform import Maintenance
-from megatron_operator.controller.api_client import NODES, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import NODES
 from megatron_operator.controller.collection_watch import CollectionWatch
 from megatron_operator.lifecycle.maintenance import is_near, maintenance_sign, maintenance_start
 from megatron_operator.lifecycle.node_state import (

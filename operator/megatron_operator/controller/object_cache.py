@@ -14,7 +14,7 @@ import orjson
 
 from megatron_operator.api.json_documents import loads
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller.api_client import PODS, RECIPES, TRAINING_JOBS, Resource
+from megatron_operator.controller.api_resources import PODS, RECIPES, TRAINING_JOBS, Resource
 from megatron_operator.controller.first_runs import FirstRuns
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey

@@ -9,7 +9,8 @@ from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import InvalidRecipeError, described
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import NetworkPolicies
-from megatron_operator.controller.api_client import NETWORK_POLICIES, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import NETWORK_POLICIES, RECIPES
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.lifecycle.children import policy_changes
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting, owned_by

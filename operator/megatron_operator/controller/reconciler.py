@@ -9,13 +9,8 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.controller.action_runner import execute
-from megatron_operator.controller.api_client import (
-    EXPECTED_ERRORS,
-    RECIPES,
-    ApiClient,
-    ApiError,
-    training_jobs,
-)
+from megatron_operator.controller.api_client import EXPECTED_ERRORS, ApiClient, ApiError
+from megatron_operator.controller.api_resources import RECIPES, training_jobs
 from megatron_operator.controller.children import JOB_EXISTS, Children
 from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.metrics import DECISIONS

@@ -7,13 +7,8 @@ from typing import Final
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
-from megatron_operator.controller.api_client import (
-    BATCH_JOBS,
-    TRAINING_JOBS,
-    ApiClient,
-    ApiError,
-    templates_of,
-)
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import BATCH_JOBS, TRAINING_JOBS, templates_of
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.controller.job_events import JobEvents

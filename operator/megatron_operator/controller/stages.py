@@ -6,7 +6,8 @@ Every step may run twice. A Job is created with POST, and deleted only where it 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import execute
-from megatron_operator.controller.api_client import BATCH_JOBS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import BATCH_JOBS
 from megatron_operator.controller.children import create, pods_of_role
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader

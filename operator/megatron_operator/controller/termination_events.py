@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from megatron_operator.controller.api_client import EVENTS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import EVENTS
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.pod_end_events import exit_code_in_events, previous_pod_end
 from megatron_operator.lifecycle.pod_termination import PodEnd, short_name

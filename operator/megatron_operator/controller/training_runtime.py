@@ -4,14 +4,8 @@ import asyncio
 from typing import Final
 
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.api_client import (
-    JOBSETS,
-    TRAINING_JOBS,
-    TRAINING_RUNTIMES,
-    ApiClient,
-    ApiError,
-    Resource,
-)
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import JOBSETS, TRAINING_JOBS, TRAINING_RUNTIMES, Resource
 from megatron_operator.lifecycle.actions import SOON
 from megatron_operator.lifecycle.children import (
     job_obstacle,

@@ -9,8 +9,9 @@ from typing import Final
 
 from megatron_operator.api.errors import described
 from megatron_operator.api.labels import FIELD_MANAGER, LABEL_MANAGED_BY
-from megatron_operator.controller.api_client import CONFIG_MAPS as RESOURCE
-from megatron_operator.controller.api_client import RECIPES, ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import CONFIG_MAPS as RESOURCE
+from megatron_operator.controller.api_resources import RECIPES
 from megatron_operator.controller.cache_check import METADATA_ONLY
 from megatron_operator.controller.deleted_run_metrics import DELETED_RUNS
 from megatron_operator.controller.object_cache import Caches

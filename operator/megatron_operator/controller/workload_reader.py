@@ -5,7 +5,8 @@ import logging
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import seconds
-from megatron_operator.controller.api_client import WORKLOADS, ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import WORKLOADS
 from megatron_operator.lifecycle.admission import (
     LABEL_JOB_UID,
     reason_not_admitted,

@@ -14,7 +14,8 @@ from megatron_operator.cli.first_failure import first_failed_pod, pod_of_rank
 from megatron_operator.cli.kubectl import trainer_selector
 from megatron_operator.cli.run_status import is_outdated, is_over
 from megatron_operator.cli.timeline import incident_cost, timeline
-from megatron_operator.controller.api_client import EVENTS, PODS, RECIPES, ApiError
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import EVENTS, PODS, RECIPES
 from megatron_operator.lifecycle.object_metadata import condition as condition_of
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.manifests.job_backends import node_rank

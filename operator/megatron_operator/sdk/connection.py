@@ -16,7 +16,8 @@ from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api import json_documents
 from megatron_operator.api.labels import STORED_API_VERSION
-from megatron_operator.controller.api_client import PAGE, PODS, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.api_client import PAGE, ApiClient, ApiError
+from megatron_operator.controller.api_resources import PODS, RECIPES
 from megatron_operator.sdk.errors import ClusterUnreachableError
 
 Object = dict[str, Any]

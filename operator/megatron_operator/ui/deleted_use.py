@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from megatron_operator.controller.api_client import CONFIG_MAPS as RESOURCE
 from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import CONFIG_MAPS as RESOURCE
 from megatron_operator.lifecycle.usage_records import CONFIG_MAPS, RecordError, Records
 from megatron_operator.sdk.connection import AsyncConnection
 from megatron_operator.sdk.errors import ClusterUnreachableError

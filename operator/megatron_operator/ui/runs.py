@@ -12,7 +12,8 @@ from megatron_operator.api import json_documents
 from megatron_operator.api.status import Plan
 from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import trainer_selector
-from megatron_operator.controller.api_client import PODS, RECIPES, ApiError
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import PODS, RECIPES
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.manifests.job_backends import node_rank
 from megatron_operator.sdk.connection import RETRY_DELAYS, WATCH_SECONDS, AsyncConnection

@@ -18,7 +18,8 @@ from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, R
 from megatron_operator.api.status import Expected, Plan
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics, run_metrics
-from megatron_operator.controller.api_client import RECIPES, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import RECIPES
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.controller.workqueue import WorkQueue

@@ -12,7 +12,8 @@ from typing import Any
 
 from megatron_operator.api.labels import FIELD_MANAGER, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.api_client import (
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import (
     BATCH_JOBS,
     CLAIMS,
     COMPUTE_DOMAINS,
@@ -27,7 +28,6 @@ from megatron_operator.controller.api_client import (
     SECRETS,
     WORKLOAD_PRIORITY_CLASSES,
     WORKLOADS,
-    ApiError,
     Resource,
 )
 from megatron_operator.controller.clock import ServerClock

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from kubernetes.aio import client
 from megatron_operator.controller import api_client
-from megatron_operator.controller.api_client import NODES, PODS, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_resources import NODES, PODS, RECIPES
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from prometheus_client import REGISTRY
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.controller import cluster_reader
-from megatron_operator.controller.api_client import NODES, Resource
+from megatron_operator.controller.api_resources import NODES, Resource
 from megatron_operator.controller.cluster_reader import ClusterReader
 from megatron_operator.lifecycle.capacity import ClusterUsage
 

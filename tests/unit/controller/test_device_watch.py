@@ -9,7 +9,8 @@ import pytest
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import Maintenance, PlatformConfig
 from megatron_operator.controller import device_watch
-from megatron_operator.controller.api_client import ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import Resource
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.controller.device_watch import DeviceWatch

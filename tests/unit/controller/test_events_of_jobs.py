@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.controller import job_events
-from megatron_operator.controller.api_client import EVENTS, JOBS, ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import EVENTS, JOBS, Resource
 from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.snapshot_reader import SnapshotReader

@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 from megatron_operator.controller import api_client
-from megatron_operator.controller.api_client import JOBS, ApiClient
+from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_resources import JOBS
 from megatron_operator.controller.fence import Fence, NotLeaderError, monotonic
 
 JOB = {"metadata": {"name": "run", "namespace": "default", "uid": "u"}}

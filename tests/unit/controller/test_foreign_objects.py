@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
-from megatron_operator.controller.api_client import JOBS, ApiError
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import JOBS
 
 from tests.unit.controller.api_in_memory import NAME, NAMESPACE, UID
 from tests.unit.controller.simulated_run import CLAIM, Run

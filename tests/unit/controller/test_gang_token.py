@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from megatron_operator.controller.api_client import SECRETS, ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import SECRETS, Resource
 
 from tests.unit.controller.simulated_run import Run
 

@@ -11,7 +11,7 @@ from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recovery_status import ElasticStatus
 from megatron_operator.api.status import CheckpointStatus
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.api_client import NODES, Resource
+from megatron_operator.controller.api_resources import NODES, Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.checkpoint_compatibility import NEXT_CHECKPOINT, RESHARDABLE

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
 from megatron_operator.controller.action_runner import execute
-from megatron_operator.controller.api_client import (
+from megatron_operator.controller.api_resources import (
     BATCH_JOBS,
     JOBS,
     JOBSETS,

@@ -7,7 +7,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from megatron_operator.controller.api_client import ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import Resource
 from megatron_operator.controller.fence import Fence
 from megatron_operator.controller.leader import LeaderElector, LeaseLostError
 from megatron_operator.controller.settings import LeaseTimes

@@ -9,7 +9,7 @@ from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import room_finder
-from megatron_operator.controller.api_client import Resource
+from megatron_operator.controller.api_resources import Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.supervisor import Supervisor

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.api_client import JOBS, NETWORK_POLICIES, Resource
+from megatron_operator.controller.api_resources import JOBS, NETWORK_POLICIES, Resource
 from megatron_operator.lifecycle.desired import Config
 
 from tests.unit.controller import whole_operator

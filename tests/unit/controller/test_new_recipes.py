@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
-from megatron_operator.controller.api_client import CLAIMS, JOBS, SECRETS, ApiError
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import CLAIMS, JOBS, SECRETS
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 

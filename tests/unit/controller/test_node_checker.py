@@ -17,7 +17,8 @@ from megatron_operator.api.labels import (
 from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
 from megatron_operator.api.recovery_status import NodeEvidence
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.api_client import BATCH_JOBS, NODES, ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import BATCH_JOBS, NODES, Resource
 from megatron_operator.controller.node_checker import AT_ONCE, NodeChecker
 from megatron_operator.lifecycle.cordoning import cordon_patch
 from megatron_operator.manifests import node_check

@@ -11,7 +11,8 @@ import pytest
 from kopf import Body
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.controller import object_cache
-from megatron_operator.controller.api_client import PODS, RECIPES, ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import PODS, RECIPES, Resource
 from megatron_operator.controller.cache_check import CacheCheck
 from megatron_operator.controller.object_cache import Caches, ObjectCache
 from megatron_operator.lifecycle.object_metadata import Object

@@ -8,7 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller.api_client import PODS, ApiError, Resource, WatchError
+from megatron_operator.controller.api_client import ApiError, WatchError
+from megatron_operator.controller.api_resources import PODS, Resource
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.object_watch import ObjectWatch
 from megatron_operator.controller.run_watches import RunWatches

@@ -7,7 +7,7 @@ import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.api_client import (
+from megatron_operator.controller.api_resources import (
     BATCH_JOBS,
     PODS,
     TRAINING_JOBS,

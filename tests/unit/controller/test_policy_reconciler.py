@@ -9,7 +9,8 @@ import pytest
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import NetworkPolicies, PlatformConfig
-from megatron_operator.controller.api_client import NETWORK_POLICIES, RECIPES, ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import NETWORK_POLICIES, RECIPES, Resource
 from megatron_operator.controller.policy_reconciler import PolicyReconciler
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.network_policy import network_policy

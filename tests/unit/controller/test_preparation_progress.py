@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_contract.progress import ProgressReport
-from megatron_operator.controller.api_client import WORKLOADS
+from megatron_operator.controller.api_resources import WORKLOADS
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 
 from tests.unit.controller.api_in_memory import NAME

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from megatron_operator.controller.api_client import WORKLOADS, ApiError
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import WORKLOADS
 from megatron_operator.lifecycle.desired import Config
 
 from tests.unit.controller import whole_operator

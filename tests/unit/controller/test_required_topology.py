@@ -8,7 +8,7 @@ import pytest
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.api_client import NODES, Resource
+from megatron_operator.controller.api_resources import NODES, Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.observation import Limits

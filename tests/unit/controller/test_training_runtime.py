@@ -7,13 +7,8 @@ import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller import training_runtime
-from megatron_operator.controller.api_client import (
-    JOBSETS,
-    TRAINING_JOBS,
-    TRAINING_RUNTIMES,
-    ApiError,
-    Resource,
-)
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import JOBSETS, TRAINING_JOBS, TRAINING_RUNTIMES, Resource
 from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import usage_recorder
-from megatron_operator.controller.api_client import CONFIG_MAPS, RECIPES, ApiError, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import CONFIG_MAPS, RECIPES, Resource
 from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.settings import Settings
