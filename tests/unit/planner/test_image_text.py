@@ -7,7 +7,7 @@ import pytest
 from megatron_contract.bridge_run import CHATS, IMAGE_TEXT, MOCK_DATA
 from megatron_operator import manifests
 from megatron_operator.catalog import bridge_support
-from megatron_trainer.weights import config_check
+from megatron_trainer.weights import fixed_settings
 
 from tests.unit.planner.test_bridge_run import overrides, planned, refusals
 
@@ -103,7 +103,7 @@ def test_sequences_in_which_minimax_m3_would_attend_to_selected_blocks_are_refus
 
 
 def test_the_trainer_converts_what_attends_to_all_of_the_longest_sequence() -> None:
-    assert {*config_check.SELECTED.items()} == {*bridge_support.LONGEST_SEQUENCES.items()}
+    assert {*fixed_settings.SELECTED.items()} == {*bridge_support.LONGEST_SEQUENCES.items()}
 
 
 def test_no_virtual_stages_are_planned_beside_a_vision_tower() -> None:
