@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from localcluster.kwok import BEING_DELETED, DELETE
+
 from testkit.api_server import Api, Object
 
 NODE_LEASES = "kube-node-lease"
@@ -80,11 +82,11 @@ def ended(container: str, code: int, message: str) -> str:
 
 def terminate_pods(api: Api, *, of_lost_nodes: bool) -> None:
     """Set whether KWOK also terminates deleted pods of lost nodes."""
-    selector = [{"key": ".metadata.deletionTimestamp", "operator": "Exists"}]
+    selector = [BEING_DELETED]
     if not of_lost_nodes:
         marked = f'.metadata.annotations["{ON_LOST_NODE}"]'
         selector.append({"key": marked, "operator": "DoesNotExist"})
-    api.patch("Stage", None, "pod-delete", {"spec": {"selector": {"matchExpressions": selector}}})
+    api.patch("Stage", None, DELETE, {"spec": {"selector": {"matchExpressions": selector}}})
 
 
 def lose_node(api: Api, name: str) -> None:

@@ -23,6 +23,14 @@ STAGES = "stages.kwok.x-k8s.io"
 NODE_ANNOTATION = "kwok.x-k8s.io/node=fake"
 COMPLETE = "pod-complete"
 """The stage that lets pods of Jobs succeed soon after they have started."""
+DELETE = "pod-delete"
+"""The stage that removes pods that are being deleted, as a kubelet does whose containers have ended."""
+BEING_DELETED = {
+    "key": ".metadata | select(.deletionGracePeriodSeconds > 0) | .deletionTimestamp",
+    "operator": "Exists",
+}
+"""What that stage is for. Without a grace period the API server removes a pod itself: KWOK, which deletes by
+name, would delete the next of its name, and then the next of that one."""
 CONFIGURATION = {
     "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
     "kind": "KwokConfiguration",
@@ -39,18 +47,23 @@ def manifests(binaries: Binaries, kubectl: Kubectl) -> tuple[list[Object], list[
     source = binaries.module_directory(NAME, MODULE) / "kustomize"
     resources = kubectl.kustomize(source / "crd")
     definitions = [item for item in resources if item["metadata"]["name"] == STAGES]
-    return definitions, without_completion(kubectl.kustomize(source / "stage" / "fast"), ENDED_BY_TESTS)
+    return definitions, adapted(kubectl.kustomize(source / "stage" / "fast"), ENDED_BY_TESTS)
 
 
-def without_completion(stages: Sequence[Object], label: str) -> list[Object]:
-    """These stages, of which none completes pods with the label. Raises ClusterError without COMPLETE."""
+def adapted(stages: Sequence[Object], label: str) -> list[Object]:
+    """These stages, of which none completes pods with the label, or deletes those that go by themselves.
+
+    Raises ClusterError without COMPLETE or DELETE.
+    """
     changed = copy.deepcopy(list(stages))
-    complete = next((stage for stage in changed if stage["metadata"]["name"] == COMPLETE), None)
-    if complete is None:
-        names = ", ".join(stage["metadata"]["name"] for stage in changed)
-        raise ClusterError(f"KWOK has no stage {COMPLETE!r}, only: {names}. Adapt localcluster/kwok.py to it")
+    selectors = {stage["metadata"]["name"]: stage["spec"]["selector"] for stage in changed}
+    for name in (COMPLETE, DELETE):
+        if name not in selectors:
+            known = ", ".join(selectors)
+            raise ClusterError(f"KWOK has no stage {name!r}, only: {known}. Adapt localcluster/kwok.py to it")
     unlabelled = {"key": f'.metadata.labels["{label}"]', "operator": "DoesNotExist"}
-    complete["spec"]["selector"]["matchExpressions"].append(unlabelled)
+    selectors[COMPLETE]["matchExpressions"].append(unlabelled)
+    selectors[DELETE]["matchExpressions"] = [BEING_DELETED]
     return changed
 
 

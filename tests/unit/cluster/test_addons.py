@@ -178,19 +178,21 @@ def kwok_manifests(*stages: str) -> tuple[list[dict[str, Any]], list[dict[str, A
     return kwok.manifests(module, module)
 
 
-def test_kwok_completes_the_pods_of_jobs_but_not_those_of_the_checks_of_nodes() -> None:
+def test_kwok_leaves_the_checks_of_nodes_and_pods_that_the_api_server_removes_alone() -> None:
     definitions, stages = kwok_manifests("pod-ready", "pod-complete", "pod-delete")
     assert [each["metadata"]["name"] for each in definitions] == [kwok.STAGES]
     ready, complete, delete = (each["spec"]["selector"]["matchExpressions"] for each in stages)
     upstream = stage("x")["spec"]["selector"]["matchExpressions"]
-    assert ready == delete == upstream
+    assert (ready, delete) == (upstream, [kwok.BEING_DELETED])
     unlabelled = {"key": f'.metadata.labels["{LABEL_NODE_CHECK}"]', "operator": "DoesNotExist"}
     assert complete == [*upstream, unlabelled]
 
 
-def test_a_kwok_without_the_stage_that_completes_pods_is_refused() -> None:
-    with pytest.raises(ClusterError, match="no stage 'pod-complete', only: pod-ready, pod-delete"):
-        kwok_manifests("pod-ready", "pod-delete")
+@pytest.mark.parametrize("missing", ["pod-complete", "pod-delete"])
+def test_a_kwok_without_a_stage_that_is_adapted_is_refused(missing: str) -> None:
+    others = [name for name in ("pod-ready", "pod-complete", "pod-delete") if name != missing]
+    with pytest.raises(ClusterError, match=f"no stage '{missing}', only: {', '.join(others)}"):
+        kwok_manifests(*others)
 
 
 class RecordingKubectl:
