@@ -7,6 +7,7 @@ from testkit.fake_nodes import ended, pod_stage
 from testkit.fake_trainers import set_container_waiting
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
+from tests.control_plane.test_flows import PREPARED
 from tests.control_plane.world import World
 
 
@@ -116,6 +117,15 @@ def test_a_quota_on_claims_is_reported(world: World) -> None:
     world.apply("run")
     message = message_of(world, "run", "Running", "QuotaExceeded")
     assert "exceeded quota: limit, requested: persistentvolumeclaims=1" in message
+
+
+def test_a_quota_that_lets_a_preparation_have_no_pod_is_reported_until_it_is_raised(world: World) -> None:
+    create_quota(world, "pods", "0")
+    world.apply("run", data=PREPARED)
+    message = message_of(world, "run", "Prepared", "QuotaExceeded")
+    assert "exceeded quota: limit, requested: pods=1" in message
+    world.api.patch("ResourceQuota", world.namespace, "limit", {"spec": {"hard": {"pods": "9"}}})
+    world.wait_for("run", conditions={"Prepared": "Prepared"})
 
 
 def test_unschedulable_pods_are_reported_with_the_schedulers_message(world: World) -> None:

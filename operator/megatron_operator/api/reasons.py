@@ -130,14 +130,14 @@ class Reason(StrEnum):
     )
     VOLUME_CLAIM_UNBOUND = (
         "VolumeClaimUnbound",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",
         "A claim that the pods mount has no volume yet; the message names the claims of the first pod.",
         "`kubectl describe pvc` has the reason. Create its StorageClass, or delete the claim and set another "
         "`storageClassName`.",
     )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",
         "The namespace's ResourceQuota is used up; the message is the API server's.",
         "Request less, or raise the quota.",
     )
@@ -189,14 +189,14 @@ class Reason(StrEnum):
     )
     NAME_TAKEN = (
         "NameTaken",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Prepared=False`, `Exported=False`",
         "A training job, Job or claim with a name that the run needs belongs to something else: it lacks the "
         "recipe's label or an owner reference with its UID. It is neither changed nor deleted.",
         "Rename the recipe, or delete that object; a claim can be used with `claimName`.",
     )
     PREVIOUS_JOB_ENDING = (
         "PreviousJobEnding",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Prepared=False`, `Exported=False`",
         "A job or claim of an earlier recipe of this name is being deleted.",
     )
     JOB_REPLACED = (
@@ -222,26 +222,26 @@ class Reason(StrEnum):
     PODS_STARTING = "PodsStarting", "`Running=False`, `Prepared=False`", "Not all pods are running yet."
     UNSCHEDULABLE = (
         "Unschedulable",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",
         "The scheduler finds no node for a pod; the message is the scheduler's.",
         "Wait, or request other accelerators. Of a Job without accelerators the message names the field of "
         "the [platform](platform.md#jobs-without-accelerators) that has it run on other nodes.",
     )
     PODS_NOT_CREATED = (
         "PodsNotCreated",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",
         "Admission or Pod Security rejects the pods; the message is the job controller's.",
         "See [Platform configuration](platform.md).",
     )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",
         "The kubelet cannot pull the image; the message is the kubelet's.",
         "Correct `image` or `imagePullSecrets`.",
     )
     POD_CONFIG_ERROR = (
         "PodConfigError",
-        "`Running=False`, `Prepared=False`",
+        "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",
         "The kubelet cannot create the container; the message is the kubelet's.",
         "Create or correct the Secret, ConfigMap or security setting that the message names.",
     )

@@ -54,7 +54,7 @@ class AcceleratorSpec(ApiModel):
     count: Accelerators
     """Accelerators of the whole run: the world size."""
     per_node: PerNode | None = None
-    """Accelerators of one pod, which has a node to itself; default the profile's."""
+    """Accelerators of one pod; default the profile's. Pods with fewer than a node has may share one."""
 
 
 class VolumeSpec(ApiModel):
@@ -145,7 +145,8 @@ class PrepareSpec(ApiModel):
     include: Annotated[Text, Field(min_length=1)] | None = None
     """Glob below `source`; default `**/*.txt`."""
     name: Annotated[Name, Field(pattern=DATASET_PATTERN)] = "corpus"
-    """The dataset becomes `<name>_text_document` on the data volume; below `prepared` with `data.sources`."""
+    """The dataset becomes `<name>_text_document` on the data volume; with `data.sources` its name begins with
+    `prepared/<name>-`, and a digest of what it is made of follows."""
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Pods that prepare `data.sources`; default 1."""
     tokenizer_vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] | None = None
@@ -310,14 +311,14 @@ class SchedulingSpec(ApiModel):
     """Kueue's WorkloadPriorityClass of the run in its queue; default the platform's. Without one Kueue takes
     the priority from `priorityClassName`."""
     priority_class_name: Name | None = None
-    """PriorityClass of all pods."""
+    """PriorityClass of the pods that train."""
     topology: Annotated[list[LabelKey], Field(max_length=16)] | None = None
     """Node labels, nearest first, that all pods should share; default the profile's."""
     required_topology: LabelKey | None = None
     """The one of `topology` that all pods must share: they are placed in one domain of it, such as a rack, or
     wait; default the profile's."""
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=64)] | None = None
-    """Additional node labels that pods require."""
+    """Additional node labels that the pods that train require."""
 
 
 class MegatronRecipeSpec(ApiModel):

@@ -62,7 +62,7 @@ class Plan(ApiModel):
     world_size: int
     """Accelerators in use, one rank each."""
     nodes: int
-    """Number of pods; each has a node to itself."""
+    """Number of pods; those that use all accelerators of a node have it to themselves."""
     per_node: int
     """Ranks and accelerators of one pod."""
     tensor_model_parallel_size: int
@@ -336,7 +336,7 @@ class MegatronRecipeStatus(ApiModel):
     memory: MeasuredMemory | None = None
     """Measured memory of the accelerators; not set for a run on CPUs, and before its first iteration."""
     preparation: PreparationStatus | None = None
-    """Only while `data.sources` are prepared."""
+    """Only while data are prepared, packed or checked."""
     conversion: ConversionProgressStatus | None = None
     """Only while weights are imported or exported."""
     imported: ConversionStatus | None = None

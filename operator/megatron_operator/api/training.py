@@ -155,8 +155,8 @@ class ParallelismSpec(ApiModel):
     use_distributed_optimizer: bool | None = None
     """Shard optimizer states over data-parallel ranks."""
     use_megatron_fsdp: bool | None = None
-    """Shard weights and gradients over them too (FSDP): dense models in BF16 or FP32, without PP and CP, and
-    without `init.from` and `export`."""
+    """Shard weights and gradients over them too (FSDP): dense models in BF16, or without SwiGLU in FP32,
+    without PP and CP, and without `init.from` and `export`."""
     overlap_grad_reduce: bool | None = None
     """Overlap gradient reduction with the backward pass."""
     overlap_param_gather: bool | None = None

@@ -99,7 +99,7 @@ class Operator:
             RecipePlanner(self._planning, self.config),
             self.snapshots,
             Children(self.api, capacity, self.caches.first_runs),
-            Stages(self.api, nodes, self.poller, self.snapshots.workloads),
+            Stages(self.api, nodes, self.poller, self.snapshots.workloads, self.snapshots.events),
             Supervisor(self.poller, capacity, cordoner),
             self.poller,
             self.caches,

@@ -1,13 +1,12 @@
 """Reads everything that the cluster holds of one run."""
 
-import logging
 from dataclasses import replace
 from typing import Final
 
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
-from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient
 from megatron_operator.controller.api_resources import BATCH_JOBS, TRAINING_JOBS, templates_of
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.device_reader import DeviceReader
@@ -36,8 +35,6 @@ from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of, node_rank
 from megatron_operator.manifests.metadata import ROLE_TRAINER
-
-log = logging.getLogger(__name__)
 
 OPTIONS: Final = {jobset.KIND: "jobSets", trainjob.KIND: "trainJobs"}
 """Kind of training job -> value of the chart with which it is handled; the flag is the same in lower case."""
@@ -86,7 +83,7 @@ class SnapshotReader:
         self._nodes = nodes
         self._watch = watch
         self._poller = poller
-        self._events = JobEvents(api)
+        self.events = JobEvents(api)
         self.workloads = WorkloadReader(api)
         self.pod_ends = PodEndCache(None if devices is None else devices.eviction_cause)
         self._incomplete: dict[RecipeKey, int] = {}
@@ -160,20 +157,9 @@ class SnapshotReader:
             held_back = await self.workloads.held_back(status, Condition.RUNNING, snapshot.job)
             snapshot = replace(snapshot, held_back=held_back)
         if self._creation_stands_still(key, snapshot):
-            snapshot = replace(snapshot, events=await self._warnings(key, snapshot.existing_job))
+            snapshot = replace(snapshot, events=await self.events.of(snapshot.existing_job))
         snapshot = await self._with_pods_of_deleted_jobs(status, snapshot)
         return await self._with_ends_from_events(status, snapshot)
-
-    async def _warnings(self, key: RecipeKey, job: Object) -> tuple[Object, ...]:
-        """Warnings about a job; none where the API server refuses to list them.
-
-        They explain why pods are missing, and recovery does not depend on them.
-        """
-        try:
-            return await self._events.of(job)
-        except ApiError as error:
-            log.warning("%s: cannot list the Events of its job: %s", key, error)
-            return ()
 
     def _creation_stands_still(self, key: RecipeKey, snapshot: RunSnapshot) -> bool:
         """Whether the run lacks pods, and has no more of them than when it was read last, if it was.

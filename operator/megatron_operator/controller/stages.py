@@ -9,6 +9,7 @@ from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import ApiClient
 from megatron_operator.controller.api_resources import BATCH_JOBS
 from megatron_operator.controller.children import create, pods_of_role
+from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.progress_poller import ProgressPoller
@@ -40,6 +41,7 @@ from megatron_operator.lifecycle.stages import (
     conversion_of,
     created_for,
     is_converted,
+    lacks_pods,
     manifest_of,
     must_check,
     set_all_converted,
@@ -57,10 +59,16 @@ class Stages:
     """Runs the Jobs that a run waits for. `edited` retries one that failed."""
 
     def __init__(
-        self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller, workloads: WorkloadReader
+        self,
+        api: ApiClient,
+        nodes: NodeReader,
+        poller: ProgressPoller,
+        workloads: WorkloadReader,
+        events: JobEvents,
     ) -> None:
         self._api = api
         self._workloads = workloads
+        self._events = events
         self._nodes = nodes
         self._poller = poller
 
@@ -229,7 +237,8 @@ class Stages:
             )
             return
         name = job["metadata"]["name"]
-        obstacle = diagnose(pods, [], name)
+        events = await self._events.of_batch_job(job) if lacks_pods(job) else ()
+        obstacle = diagnose(pods, events, name)
         if obstacle is not None:
             obstacle = with_platform_field(obstacle, body, pods, self._nodes.taints())
         if obstacle is None and stage is PREPARATION and checks_data(pods, self._poller.reading(status.key)):

@@ -148,6 +148,13 @@ def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edi
     return StageState.QUEUED if _is_suspended(job) else StageState.RUNNING
 
 
+def lacks_pods(job: Object) -> bool:
+    """Whether a Job has fewer pods than it runs at a time, as its controller reports it."""
+    spec, status = job["spec"], job.get("status") or {}
+    pods = sum(status.get(count) or 0 for count in ("active", "succeeded"))
+    return bool(pods < (spec.get("parallelism") or 1))
+
+
 def _is_suspended(job: Object) -> bool:
     return bool((job.get("spec") or {}).get("suspend"))
 

@@ -14,6 +14,8 @@ from megatron_operator.manifests.metadata import Manifest, Owner
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
 """Kueue's WorkloadPriorityClass. Without the label Kueue takes the priority from the pods' PriorityClass."""
+JOB_WARNINGS = "involvedObject.kind=Job,reason=FailedCreate,type=Warning"
+"""Field selector of the Events of batch Jobs that cannot create their pods."""
 TOPOLOGY_GATE = "kueue.x-k8s.io/topology"
 """Scheduling gate that Kueue adds to pod templates while it chooses the nodes of their pods."""
 

@@ -13,6 +13,7 @@ from megatron_contract.environment import CONTAINER_NAME
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.manifests.job_backend import (
+    JOB_WARNINGS,
     LABEL_QUEUE,
     JobState,
     state_by_conditions,
@@ -30,7 +31,7 @@ REPLACES_PODS: Final = False
 TEMPLATE_PLURAL: Final = None
 EVENT_SELECTORS: Final = (
     f"involvedObject.kind={KIND},type=Warning",
-    "involvedObject.kind=Job,reason=FailedCreate,type=Warning",
+    JOB_WARNINGS,
 )
 """Warnings about JobSets, which create Jobs, and about Jobs that cannot create their pods."""
 

@@ -83,6 +83,7 @@ class ApiInMemory:
         self.jobsets: dict[str, Object] = {}
         self.batch_jobs: dict[str, Object] = {}
         self.batch_pods: list[Object] = []
+        self.events: list[Object] = []
         """Pods of batch Jobs."""
         self.secrets: dict[str, Object] = {}
         self.network_policies: dict[str, Object] = {}
@@ -135,7 +136,7 @@ class ApiInMemory:
             names = [n for n in self.workload_priority_classes if fields == f"metadata.name={n}"]
             return [{"metadata": {"name": name}} for name in names]
         assert resource is EVENTS, resource
-        return []
+        return self.events
 
     async def pages(
         self, resource: Resource, namespace: str | None, *, fields: str | None = None

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from megatron_contract.progress import ProgressReport
 from megatron_operator.api.labels import ANNOTATION_GENERATION, ANNOTATION_HASH, LABEL_RECIPE
+from megatron_operator.controller import job_events
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 
 from tests.unit.controller.api_in_memory import NAME, NAMESPACE
@@ -53,6 +54,26 @@ def test_the_job_is_created_once_the_weights_are_imported(run: Run) -> None:
     }
     assert "Imported" in events(run)
     assert run.condition("Imported")["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [("exceeded quota: limit", "QuotaExceeded"), ("violates PodSecurity", "PodsNotCreated")],
+)
+def test_why_a_job_has_no_pods_is_reported_until_it_has_one(
+    run: Run, message: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_events, "RECENT", 0.0)
+    reconcile(run)
+    job = run.api.batch_jobs[IMPORT]
+    of_another = {"involvedObject": {"uid": "other"}, "reason": "FailedCreate", "message": "not of this Job"}
+    about = {"uid": job["metadata"]["uid"]}
+    run.api.events = [{"involvedObject": about, "reason": "FailedCreate", "message": message}, of_another]
+    reconcile(run)
+    assert (run.condition("Imported")["reason"], run.condition("Imported")["message"]) == (reason, message)
+    job["status"] = {"active": 1}
+    reconcile(run)
+    assert run.condition("Imported")["reason"] == "Importing"
 
 
 def test_the_commit_of_a_model_that_was_downloaded_is_in_the_status(run: Run) -> None:

@@ -137,7 +137,7 @@ async def test_without_events_the_run_is_read_all_the_same(
     api.pods = 1
     snapshot = await reader.read(status())
     assert (len(snapshot.pods), snapshot.events) == (1, ())
-    assert "cannot list the Events of its job" in caplog.text
+    assert "default: cannot list the Events of jobs: 504 Timeout" in caplog.text
 
 
 def job(name: str, namespace: str = "default") -> dict[str, Any]:

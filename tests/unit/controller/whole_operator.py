@@ -215,7 +215,7 @@ class WholeOperator:
             RecipePlanner(planning, config),
             self._snapshots,
             Children(api, capacity, self.caches.first_runs),
-            Stages(api, nodes, poller, self._snapshots.workloads),
+            Stages(api, nodes, poller, self._snapshots.workloads, self._snapshots.events),
             Supervisor(poller, capacity, Cordoner(api, config)),
             poller,
             self.caches,
