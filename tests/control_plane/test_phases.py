@@ -54,6 +54,27 @@ def test_a_preparation_that_checks_its_data_is_checking(world: World) -> None:
     assert state.conditions["Prepared"]["status"] == "True"
 
 
+def test_suspending_ends_a_preparation_and_resuming_begins_it_again(world: World) -> None:
+    with preparation_goes_on(world, "run"):
+        world.apply("run", data=PREPARED)
+        pod = wait_until("the pod that prepares", lambda: running_pod(world, "run-prepare"))
+        world.edit("run", suspend=True)
+        state = world.wait_for(
+            "run",
+            phase="Suspended",
+            conditions={"Prepared": "Suspended"},
+            where=lambda state: "are ending: 1" in state.conditions["Running"]["message"],
+        )
+        assert "the preparation job is deleted" in state.conditions["Prepared"]["message"]
+        # As a kubelet does: KWOK's stage for pods that go on is before its stage for those that are deleted.
+        world.api.delete("Pod", world.namespace, pod, gracePeriodSeconds=0)
+        world.wait_for("run", where=lambda state: state.conditions["Running"]["message"] == "no pod is left")
+        world.wait_for_only("Job")
+        world.edit("run", suspend=False)
+        wait_until("the pod that prepares again", lambda: running_pod(world, "run-prepare"))
+        world.wait_for("run", phase="Preparing", conditions={"Prepared": "Preparing"})
+
+
 def test_a_long_evaluation_is_evaluating_and_its_losses_are_kept(world: World) -> None:
     world.apply("run")
     world.train("run", 10)

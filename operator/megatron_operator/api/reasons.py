@@ -215,8 +215,8 @@ class Reason(StrEnum):
     )
     SUSPENDED = (
         "Suspended",
-        "`Running=False`",
-        "`spec.suspend` is true: pods are deleted, volumes stay.",
+        "`Running=False`, `Imported=False`, `Prepared=False`",
+        "`spec.suspend` is true: jobs and pods are deleted, volumes stay.",
         "Set `suspend: false` to continue from the newest checkpoint.",
     )
     PODS_STARTING = "PodsStarting", "`Running=False`, `Prepared=False`", "Not all pods are running yet."

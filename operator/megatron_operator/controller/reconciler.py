@@ -286,10 +286,12 @@ class Reconciler:
         return await self._children.set_priority_class(snapshot.existing_job, desired) or kept
 
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
-        """Delete job and pods. The plan is only made once they are gone, so that it cannot prevent it."""
+        """Delete jobs and pods. The plan is only made once they are gone, so that it cannot prevent it."""
         self._supervisor.gives_up_pods(status.key)
         if (ending := end_suspended_pods(status, snapshot)) is not None:
             return ending
+        if (waits := await self._stages.suspend(status)) is not None:
+            return Result(requeue=waits)
         desired = await self._planner.plan(status, running=False)
         if desired is Unplanned.PENDING:
             return await self._await_plan(status, snapshot)

@@ -3,6 +3,8 @@
 Every step may run twice. A Job is created with POST, and deleted only where it is the recipe's own.
 """
 
+from typing import Final
+
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import execute
@@ -25,8 +27,15 @@ from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.job_placement import is_placed_otherwise, with_platform_field
-from megatron_operator.lifecycle.job_status import set_prepared, set_starting, set_succeeded, set_trained
+from megatron_operator.lifecycle.job_status import (
+    set_prepared,
+    set_starting,
+    set_succeeded,
+    set_suspended,
+    set_trained,
+)
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.observation import PodPhase
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
 from megatron_operator.lifecycle.stages import (
@@ -41,6 +50,7 @@ from megatron_operator.lifecycle.stages import (
     conversion_of,
     created_for,
     is_converted,
+    is_over,
     lacks_pods,
     manifest_of,
     must_check,
@@ -53,6 +63,9 @@ from megatron_operator.lifecycle.stages import (
     stage_state,
 )
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import object_name
+
+_ENDED: Final = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
 class Stages:
@@ -98,6 +111,29 @@ class Stages:
         status.remove_conditions(Condition.FAILED)
         set_succeeded(status, text)
         return expire_job(status, snapshot)
+
+    async def suspend(self, status: StatusBuilder) -> Requeue | None:
+        """Delete the Jobs that the run waits for; None once their pods have ended.
+
+        A preparation goes on with its complete shards when the run does, an import begins again.
+        """
+        for stage in (IMPORT, PREPARATION, CHECK):
+            if status.condition(stage.condition) is None or status.is_true(stage.condition):
+                continue
+            name = f"{object_name(status.key.name)}-{stage.role}"
+            job = await self._api.get(BATCH_JOBS, status.key.namespace, name)
+            if job is not None and batch_job_obstacle(status, job) is None and not is_over(job):
+                if not is_deleting(job):
+                    await self._api.delete(BATCH_JOBS, job)
+                    DECISIONS.labels("suspend").inc()
+                message = f"the {stage.noun} job is deleted: it is created again when the run continues"
+                status.set_condition(stage.condition, False, Reason.SUSPENDED, message)
+            pods = await pods_of_role(self._api, status, stage.role)
+            if left := [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]:
+                await self._force_delete_abandoned(status, left)
+                set_suspended(status, f"pods of the {stage.noun} job are ending: {len(left)}")
+                return Requeue(SOON, Reason.SUSPENDED)
+        return None
 
     async def _end_exports(self, status: StatusBuilder, desired: DesiredState) -> Requeue | None:
         """Delete export Jobs of an earlier training of the run; None once they are gone.
@@ -226,9 +262,7 @@ class Stages:
         queued: bool,
     ) -> None:
         # The Job creates no other pod before this one has ended.
-        nodes = await self._nodes.of(pods, status.now)
-        if left := abandoned_pods(pods, nodes, status.now):
-            await execute(self._api, [force_delete(status, left)])
+        await self._force_delete_abandoned(status, pods)
         self._poller.watch(status.key, stage_targets(pods))
         set_stage_progress(status, self._poller.reading(status.key))
         if queued:
@@ -251,3 +285,8 @@ class Stages:
             status.set_condition(stage.condition, False, stage.running, f"job {name} is running")
         else:
             status.set_condition(stage.condition, False, obstacle.reason, obstacle.message)
+
+    async def _force_delete_abandoned(self, status: StatusBuilder, pods: list[Object]) -> None:
+        nodes = await self._nodes.of(pods, status.now)
+        if left := abandoned_pods(pods, nodes, status.now):
+            await execute(self._api, [force_delete(status, left)])

@@ -133,7 +133,7 @@ def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edi
     """
     if is_deleting(job):
         return StageState.DELETING
-    done = {c["type"] for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
+    done = _ends(job)
     keeps = (
         stage in CONVERSIONS and not edited and "Failed" not in done and _same_recipe(job, body, generation)
     )
@@ -146,6 +146,15 @@ def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edi
     if "Failed" in done:
         return StageState.FAILED
     return StageState.QUEUED if _is_suspended(job) else StageState.RUNNING
+
+
+def is_over(job: Object) -> bool:
+    """Whether a Job is complete or has failed."""
+    return bool(_ends(job) & {"Complete", "Failed"})
+
+
+def _ends(job: Object) -> set[str]:
+    return {c["type"] for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
 
 
 def lacks_pods(job: Object) -> bool:

@@ -76,6 +76,35 @@ def test_why_a_job_has_no_pods_is_reported_until_it_has_one(
     assert run.condition("Imported")["reason"] == "Importing"
 
 
+def test_suspending_ends_an_import_and_continuing_begins_it_again(run: Run) -> None:
+    reconcile(run)
+    status = {"phase": "Running"}
+    run.api.batch_pods = [{"metadata": {"name": f"{IMPORT}-x"}, "spec": {}, "status": status}]
+    run.edit(suspend=True)
+    reconcile(run)
+    assert IMPORT not in run.api.batch_jobs
+    assert (run.condition("Running")["reason"], run.condition("Imported")["reason"]) == ("Suspended",) * 2
+    assert run.condition("Running")["message"] == "pods of the import job are ending: 1"
+    status["phase"] = "Succeeded"
+    reconcile(run)
+    assert (run.status["phase"], run.condition("Running")["message"]) == ("Suspended", "no pod is left")
+    run.api.batch_pods = []
+    run.edit(suspend=False)
+    reconcile(run)
+    assert (run.status["phase"], run.condition("Imported")["reason"]) == ("Importing", "Importing")
+    assert IMPORT in run.api.batch_jobs
+
+
+def test_suspending_keeps_a_job_of_that_name_that_is_not_the_runs(run: Run) -> None:
+    reconcile(run)
+    run.api.batch_jobs[IMPORT]["metadata"]["ownerReferences"] = []
+    foreign = run.api.batch_jobs[IMPORT]
+    run.edit(suspend=True)
+    reconcile(run)
+    assert run.api.batch_jobs[IMPORT] == foreign
+    assert run.status["phase"] == "Suspended"
+
+
 def test_the_commit_of_a_model_that_was_downloaded_is_in_the_status(run: Run) -> None:
     reconcile(run)
     end(run, IMPORT, message=RESULT | {"revision": "0123456789abcdef0123456789abcdef01234567"})
