@@ -17,6 +17,7 @@ from megatron_operator.lifecycle.cordoning import (
     cordon_patch,
     has_accelerators,
     healed,
+    is_cordoned,
     uncordon_patch,
 )
 from megatron_operator.lifecycle.maintenance import moving_rules
@@ -85,7 +86,8 @@ class Cordoner:
         patch = cordon_patch(found[0], evidence, status.now)
         if patch is None:
             return
-        cordoned = await self._api.find(NODES, None, labels=LABEL_CORDONED_AT)
+        labelled = await self._api.find(NODES, None, labels=LABEL_CORDONED_AT)
+        cordoned = [node for node in labelled if is_cordoned(node)]
         if (reached := cordon_cap(cordoned, pool, rules, status.now)) is not None:
             _add_not_cordoned(status, name, f"the operator has cordoned {len(cordoned)} and {reached}")
             return
@@ -96,6 +98,8 @@ class Cordoner:
     async def uncordon_healed(self, now: float) -> None:
         """Uncordon the nodes that the operator cordoned and that are healthy again. Raises ApiError.
 
+        Those that somebody uncordoned are the operator's no longer.
+
         `now` is in seconds since the epoch.
         """
         rules = (await self._config.read()).platform.bad_nodes
@@ -103,10 +107,15 @@ class Cordoner:
             return
         async with self._lock:
             for node in await self._api.find(NODES, None, labels=LABEL_CORDONED_AT):
-                if (why := healed(node, rules, now)) is not None:
+                name = node["metadata"]["name"]
+                if not is_cordoned(node):
+                    # Its label would have a later cordon of somebody else undone.
+                    await self._api.merge_node(node, uncordon_patch())
+                    log.info("node %s was uncordoned by somebody: its label is removed", name)
+                elif (why := healed(node, rules, now)) is not None:
                     await self._api.merge_node(node, uncordon_patch())
                     DECISIONS.labels("uncordon_node").inc()
-                    log.warning("node %s uncordoned: %s", node["metadata"]["name"], why)
+                    log.warning("node %s uncordoned: %s", name, why)
 
     async def run(self) -> None:
         """Uncordon healthy nodes for as long as the operator acts."""

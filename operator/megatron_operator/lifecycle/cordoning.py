@@ -41,9 +41,14 @@ def has_accelerators(node: Object, platform: PlatformConfig) -> bool:
     )
 
 
+def is_cordoned(node: Object) -> bool:
+    """Whether a node takes no new pods, whoever cordoned it."""
+    return bool((node.get("spec") or {}).get("unschedulable"))
+
+
 def cordon_patch(node: Object, evidence: NodeEvidence, now: float) -> dict[str, Any] | None:
     """Merge patch that cordons a node; None where it is cordoned already. `now`: seconds since the epoch."""
-    if (node.get("spec") or {}).get("unschedulable"):
+    if is_cordoned(node):
         return None
     record = {"evidence": evidence.evidence, "cause": evidence.cause, "bootID": _boot_id(node)}
     return {
@@ -69,7 +74,7 @@ def uncordon_patch() -> dict[str, Any]:
 def cordon_cap(cordoned: Collection[Object], pool: int, rules: BadNodes, now: float) -> str | None:
     """The setting of the platform by which no further node may be cordoned; None while one may.
 
-    `cordoned` are the nodes with the operator's label, `pool` is the number of nodes that match the run.
+    `cordoned` are the nodes that the operator cordoned, `pool` is the number of nodes that match the run.
     """
     share = max(1, int(rules.max_share * pool))
     if len(cordoned) >= share:

@@ -15,7 +15,7 @@ from megatron_operator.api.labels import (
     LABEL_CORDONED_AT,
 )
 from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
-from megatron_operator.lifecycle.cordoning import cordoned_at, record_of, uncordon_patch
+from megatron_operator.lifecycle.cordoning import cordoned_at, is_cordoned, record_of, uncordon_patch
 from megatron_operator.lifecycle.node_evidence import NODE_CONDITION, NODE_LOST, NODE_TAINT
 from megatron_operator.lifecycle.node_health import HOUR, hardware_sign
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, node_state, with_signs
@@ -36,7 +36,7 @@ def is_due(node: Object, rules: BadNodes, now: float) -> bool:
     is one that the check does not find. `now` is in seconds since the epoch.
     """
     cordoned, known = cordoned_at(node), record_of(node, ANNOTATION_NODE_CHECK)
-    if not cordoned or not (node.get("spec") or {}).get("unschedulable") or is_deleting(node):
+    if not cordoned or not is_cordoned(node) or is_deleting(node):
         return False
     if record_of(node, ANNOTATION_CORDONED_FOR).get("evidence") in {*NOT_CHECKED, None}:
         return False

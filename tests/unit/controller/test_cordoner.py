@@ -134,6 +134,24 @@ def test_a_node_that_was_restarted_is_uncordoned_and_one_of_somebody_else_stays(
     assert world.api.nodes["node-1"]["metadata"]["labels"] == {}
 
 
+def test_a_node_that_somebody_uncordoned_and_cordoned_later_stays_cordoned(world: World) -> None:
+    world.cordon("node-1")
+    node = world.api.nodes["node-1"]
+    node["spec"].pop("unschedulable")
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 60))
+    assert node["metadata"] == {"name": "node-1", "labels": {}, "annotations": {}}
+    node["spec"]["unschedulable"] = True
+    node["status"]["nodeInfo"]["bootID"] = "second"
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 120))
+    assert world.api.cordoned() == ["node-1"]
+
+
+def test_a_node_that_somebody_uncordoned_does_not_count_against_the_caps(world: World) -> None:
+    world.cordon("node-1", "node-2")
+    world.api.nodes["node-1"]["spec"].pop("unschedulable")
+    assert world.cordon("node-3") == ["node-2", "node-3"]
+
+
 def test_a_node_without_the_platforms_accelerators_is_never_cordoned_whatever_a_pod_reports(
     world: World,
 ) -> None:
