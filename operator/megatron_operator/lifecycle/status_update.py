@@ -154,7 +154,8 @@ def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: i
     newest = max(pod["metadata"]["creationTimestamp"] for pod in active)
     if recovery.pods_as_of is None:
         if uncounted_pods(recovery, snapshot):
-            status.set_recovery(pods_as_of=newest, gang=gang)
+            # None of them is left to be deleted: a gang that was restarted is new.
+            status.set_recovery(pods_as_of=newest, gang=gang, restart_before=None)
         return
     new = replacement_pods(recovery, snapshot)
     if not new:

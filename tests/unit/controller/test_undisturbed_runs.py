@@ -131,6 +131,18 @@ def test_a_disturbed_run_is_read(training_run: Run, reads: list[str]) -> None:
     assert {"megatronrecipes", "pytorchjobs", "pods"} <= set(reads)
 
 
+def test_a_run_whose_gang_was_restarted_is_not_read_once_it_trains(
+    training_run: Run, reads: list[str]
+) -> None:
+    training_run.cluster.hanging = True
+    training_run.until(lambda: bool(training_run.incidents) and training_run.trains(), seconds=3600)
+    reconcile(training_run, 2)
+    reads.clear()
+    before = training_run.status["progress"]["iteration"]
+    training_run.until(lambda: training_run.status["progress"]["iteration"] > before)
+    assert reads == []
+
+
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_pod_that_fails_or_is_drained_on_a_ready_node_costs_no_read_of_a_node(
     training_run: Run, reads: list[str], drained: bool

@@ -223,6 +223,17 @@ def test_a_gang_restart_is_completed_by_later_reconciles(placed: Any) -> None:
     assert unfinished(placed) == actions
 
 
+def test_a_gang_restart_is_over_once_all_its_pods_are_new(placed: Any) -> None:
+    apply(placed, RestartGang("no new iteration"))
+    placed.pass_time(10)
+    placed.pods[0] = placed.pod("master")
+    assert unfinished(placed) == (DeletePods((placed.pods[1],)),)
+    assert placed.status().recovery.restart_before is not None
+    placed.replace_worker()
+    unfinished(placed)
+    assert placed.status().recovery.restart_before is None
+
+
 def test_the_status_of_a_gang_restart_has_whether_the_pods_hung(placed: Any) -> None:
     status, _ = apply(placed, RestartGang("no new iteration", hang=True))
     assert status.recovery.history[-1].hang is True
