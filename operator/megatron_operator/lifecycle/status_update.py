@@ -313,6 +313,9 @@ def _failure_cause(snapshot: RunSnapshot) -> str | None:
 
 
 def _set_succeeded(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    reading = snapshot.reading
+    # Without a report since the operator started, the status has the checkpoint from before the interruption.
+    resumed_from = status.checkpoint.iteration if reading is None else reading.report.resumed_from
     message = next((found for pod in snapshot.pods if (found := termination_message(pod))), None)
     plan = status.current.plan
     total = status.progress.train_iters or (plan.train_iters if plan else None)
@@ -324,7 +327,6 @@ def _set_succeeded(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         newest = {"iteration": message.checkpoint_iteration}
         status.set(checkpoint=status.checkpoint.model_copy(update=newest))
         set_best_checkpoint(status, message)
-    resumed_from = None if snapshot.reading is None else snapshot.reading.report.resumed_from
     status.set(recovery=recovered(status.recovery, status.now, resumed_from=resumed_from))
     text = "" if iteration is None else f"all {iteration} iterations are complete"
     _set_recovered(status)

@@ -117,6 +117,25 @@ def test_a_recovery_that_completed_between_two_reconciles_is_recorded(run: Any) 
     assert (status.recovery.restarts, status.recovery.lost_iterations) == (1, 10)
 
 
+def test_a_run_that_completes_before_a_new_operator_has_a_report_lost_the_iterations_since_its_checkpoint(
+    run: Any,
+) -> None:
+    run.report(iteration=50, checkpointIteration=40)
+    reconcile(run)
+    run.replace_worker()
+    reconcile(run)
+    run.reading = None
+    run.job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
+    message = '{"reason": "Completed", "iteration": 200, "checkpointIteration": 200}'
+    ended = {"terminated": {"exitCode": 0, "message": message}}
+    for pod in run.pods:
+        pod["status"] |= {"phase": "Succeeded", "containerStatuses": [{"name": "pytorch", "state": ended}]}
+    status = reconcile(run)
+    assert (status.phase, status.checkpoint.iteration) == (Phase.SUCCEEDED, 200)
+    assert status.recovery.history[-1].resumed_from == 40
+    assert status.recovery.lost_iterations == 10
+
+
 def test_a_pod_that_stopped_waiting_for_an_unscheduled_peer_costs_no_budget(run: Any) -> None:
     run.report(iteration=50, checkpointIteration=40)
     reconcile(run)
