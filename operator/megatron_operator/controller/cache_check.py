@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ GRACE: Final = 10.0
 """Seconds that a watch may be behind a list."""
 FIRST_LISTS: Final = 15.0
 """Seconds for which an operator that has started waits for the watches' first lists."""
+SECOND_LIST: Final = 2.0
+"""Seconds after which an operator that has started lists again what its watches have not delivered."""
 POLL: Final = 0.1
 """Seconds between two checks whether the cache has caught up."""
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -40,8 +43,10 @@ class Listed:
         """Objects whose cached state is older than the list, with their recipes."""
         found = {}
         for key, listed in self.objects.items():
-            known = self.cache.known(*key)
-            if known is None or known.version < listed.version:
+            known, old = self.cache.known(*key), self.before.get(key)
+            # One that was known and is so no longer was deleted since: the watch has delivered that.
+            removed = known is None and old is not None and old.uid == listed.uid
+            if not removed and (known is None or known.version < listed.version):
                 found[key] = listed.recipe
         for key, old in self.before.items():
             known = self.cache.known(*key)
@@ -82,7 +87,11 @@ class CacheCheck:
                 # A fleet's pods may take longer to list; until then no name counts as new.
                 self._naming = asyncio.create_task(self._know_names(lists, list_pods), name="first-runs")
                 await asyncio.shield(self._naming)
-                while any(each.behind() for each in lists):
+                again = time.monotonic() + SECOND_LIST
+                while lists := [each for each in lists if each.behind()]:
+                    if time.monotonic() >= again:
+                        # What was deleted before its watch began is never delivered.
+                        lists, again = [await self._list(each.cache) for each in lists], math.inf
                     await asyncio.sleep(POLL)
         except EXPECTED_ERRORS as error:
             log.warning("the caches are not complete yet: %s", described(error))

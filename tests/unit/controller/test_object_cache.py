@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kopf import Body
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller import object_cache
+from megatron_operator.controller import cache_check, object_cache
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import PODS, RECIPES, Resource
 from megatron_operator.controller.cache_check import CacheCheck
@@ -189,6 +189,22 @@ def test_a_pod_that_was_never_delivered_is_noticed() -> None:
     assert check(Caches(), Lists(pod(5))) == [RUN]
 
 
+def test_a_pod_whose_deletion_the_watch_delivers_after_the_list_is_not_missed() -> None:
+    caches = Caches()
+    caches.pods.put(pod(5))
+    lists = Lists(pod(5))
+    lists.after = lambda: caches.pods.remove(pod(6))
+    assert check(caches, lists) == []
+
+
+def test_a_pod_that_was_never_delivered_is_noticed_although_its_predecessor_was_removed() -> None:
+    caches = Caches()
+    caches.pods.put(pod(5, "old"))
+    lists = Lists(pod(8, "new"))
+    lists.after = lambda: caches.pods.remove(pod(6, "old"))
+    assert check(caches, lists) == [RUN]
+
+
 def test_what_the_watch_delivers_within_the_grace_is_not_missed() -> None:
     caches = Caches()
     lists = Lists(pod(5))
@@ -229,3 +245,16 @@ def test_a_start_waits_until_the_watches_have_delivered_what_exists() -> None:
 
     asyncio.run(CacheCheck(lists, caches, (), lambda _key: None).first_lists(pods_listed))
     assert (version(caches.pods), version(caches.recipes)) == (7, 5)
+
+
+def test_a_start_does_not_wait_for_what_was_deleted_before_its_watch_began(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache_check, "SECOND_LIST", 0.0)
+    lists: Any = Lists(pod(5), resource=RECIPES)
+
+    async def pods_listed() -> None:
+        lists.objects.clear()
+
+    asyncio.run(CacheCheck(lists, Caches(), (), lambda _key: None).first_lists(pods_listed))
+    assert "the caches are not complete" not in caplog.text
