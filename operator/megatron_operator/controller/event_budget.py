@@ -42,6 +42,11 @@ class EventBudget:
         bucket.tokens -= 1
         return True
 
+    def give_back(self, key: RecipeKey) -> None:
+        """Count an Event no longer: it was not posted, because it exists already."""
+        bucket = self._filled(key)
+        bucket.tokens = min(BURST, bucket.tokens + 1)
+
     def summary(self, key: RecipeKey) -> int:
         """How many Events have been left out since the last summary, when one is to be posted; else 0.
 

@@ -30,7 +30,8 @@ class EventPoster:
     async def post(self, status: StatusBuilder) -> None:
         """Post the new Events. Their names are hashes of their content, so posting one twice creates one.
 
-        An Event that cannot be posted is logged: the status holds the same information.
+        One that exists already costs no budget. An Event that cannot be posted is logged: the status holds
+        the same information.
         """
         if count := self._budget.summary(status.key):
             text = f"{count} Events of this recipe were not posted: they came too fast"
@@ -46,7 +47,9 @@ class EventPoster:
         try:
             await self._api.create(EVENTS, _body(status, event))
         except ApiError as error:
-            if not error.conflict:
+            if error.conflict:
+                self._budget.give_back(status.key)
+            else:
                 log.warning("%s: event %s not posted: %s", status.key, event.reason, error)
 
 

@@ -126,6 +126,17 @@ async def test_an_event_has_a_name_and_a_message_that_the_api_server_takes() -> 
         assert event["involvedObject"]["name"] == name
 
 
+async def test_an_event_that_is_repeated_leaves_room_for_others() -> None:
+    poster, before = Poster(), dropped()
+    for _ in range(10 * BURST):
+        await poster.post((Reason.NODE_NOT_AVOIDED, "node-1"))
+    await poster.post(*((Reason.RANK_RESTARTED, str(number)) for number in range(BURST - 1)))
+    assert len(poster.api.posted) == BURST
+    assert dropped() == before
+    await poster.post((Reason.RANK_RESTARTED, "one too many"))
+    assert dropped() == before + 1
+
+
 async def test_the_same_event_is_posted_once() -> None:
     poster = Poster()
     await poster.post((Reason.JOB_FAILED, "cause"))
