@@ -25,6 +25,9 @@ LONGEST_PAUSE: Final = 300.0
 LONGEST_SILENCE: Final = 75.0
 """Seconds without an event for which the watch counts as up to date: a bookmark comes each minute."""
 
+SPARE_PARTS: Final = 1000
+"""Shared parts beyond twice the number of objects, from which they are forgotten: most are in no object."""
+
 
 class CollectionWatch[Kept](ABC):
     """What is kept of the objects of one cluster-wide resource, by name."""
@@ -45,7 +48,7 @@ class CollectionWatch[Kept](ABC):
         self._listed_selection = 0
         """Its value when the last list began."""
         self._shared: dict[Any, Any] = {}
-        """Parts that are equal in many objects, since the last list."""
+        """Parts that are equal in many objects, since the last list or since there were too many."""
 
     @abstractmethod
     def _keep(self, obj: Object) -> Kept:
@@ -134,5 +137,8 @@ class CollectionWatch[Kept](ABC):
             kept.pop(name, None)
         else:
             kept[name] = self._keep(obj)
+            if len(self._shared) > 2 * len(kept) + SPARE_PARTS:
+                # Those in use are shared again by the next events.
+                self._shared = {}
         if kept.get(name) != before:
             self._changed({name: before})

@@ -117,6 +117,15 @@ def test_a_refused_watch_goes_on_without_another_list_and_ever_less_often(
     assert pauses == [10.0, 20.0, 5.0, 10.0]
 
 
+def test_statuses_that_no_node_has_any_more_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection_watch, "SPARE_PARTS", 10)
+    watch, _, _ = watched([event("MODIFIED", node("a", 6 + n, taint=f"taint-{n}")) for n in range(1000)])
+    assert len(watch._shared) <= 2 * 3 + 10
+    known = watch.of(RUN, ["a"])
+    assert known is not None
+    assert known["a"].taints == {"taint-999"}
+
+
 def test_a_node_that_is_gone_is_no_longer_known() -> None:
     watch, _, notified = watched([event("DELETED", node("b", 6))])
     assert notified == [OTHER]
