@@ -230,12 +230,12 @@ class RunSnapshot:
         """Pods that have ended and that the job's controller does not replace, or only after a back-off."""
         if self.job_phase is not JobPhase.ACTIVE:
             return ()
-        early = tuple(pod for pod in self.active_pods if ended_early(pod))
+        # The Master's end completes the job. Its early exit is handled then, which its pod must show.
+        early = tuple(pod for pod in self.active_pods if ended_early(pod) and node_rank(pod) != 0)
         if self.backend.REPLACES_PODS:
             return early
         failed = (pod for pod in self.active_pods if failed_for_replacement(pod))
-        # The Master's end completes the job. Its early exit is handled then, which its pod must show.
-        return (*failed, *(pod for pod in early if node_rank(pod) != 0))
+        return (*failed, *early)
 
     @cached_property
     def stuck_pods(self) -> tuple[Object, ...]:

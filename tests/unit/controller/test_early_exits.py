@@ -6,18 +6,30 @@ from megatron_operator.lifecycle.observation import PodPhase
 
 from tests.unit.controller.simulated_run import Run
 
+CAUSE = "master-0: ended with exit code 0 before the last iteration"
+
 
 @pytest.fixture
-def left(training_run: Run) -> Run:
-    """The Master has exited with code 0 at an early iteration, and its job has succeeded."""
+def active(training_run: Run) -> Run:
+    """The Master has exited with code 0 at an early iteration; its job is still active."""
     run = training_run
     run.until(run.trains)
     master = next(pod for pod in run.cluster.pods if pod.rank == 0)
     run.cluster.fail(master, 0, "ended")
     master.phase = PodPhase.SUCCEEDED
+    return run
+
+
+@pytest.fixture
+def left(active: Run) -> Run:
+    """The job of that Master has succeeded."""
+    succeed(active)
+    return active
+
+
+def succeed(run: Run) -> None:
     run.cluster.succeeded = True
     run.cluster.pods.remove(next(pod for pod in run.cluster.pods if pod.rank == 1))  # cleanPodPolicy: Running
-    return run
 
 
 def charge(run: Run, restarts: int) -> None:
@@ -44,4 +56,17 @@ def test_a_run_that_was_left_early_goes_on_although_its_pod_is_removed_before_th
     assert left.status["phase"] != "Succeeded"
     left.until(lambda: bool(left.incidents), seconds=900)
     left.until(left.trains)
-    assert left.incidents[-1]["cause"] == "master-0: ended with exit code 0 before the last iteration"
+    assert left.incidents[-1]["cause"] == CAUSE
+
+
+def test_a_job_that_succeeds_late_after_an_early_exit_of_its_master_is_no_success(active: Run) -> None:
+    active.cluster.training_operator = False
+    for _ in range(5):
+        active.operator.reconcile()
+        active.cluster.pass_time(1)
+    active.cluster.training_operator = True
+    succeed(active)
+    active.operator.reconcile()
+    assert active.status["phase"] != "Succeeded"
+    active.until(active.trains)
+    assert active.incidents[-1]["cause"] == CAUSE
