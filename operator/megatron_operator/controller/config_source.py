@@ -69,8 +69,9 @@ class ConfigSource:
         self._settings = settings
         self._lock = asyncio.Lock()
         self._read_at = 0.0
-        self._nodes_read_at = -NODES_FRESH
-        self._node_labels: list[dict[str, str]] = []
+        self._nodes_read_at = 0.0
+        self._node_labels: list[dict[str, str]] | None = None
+        """None before the first list of nodes: without it the platform has no discovered profiles."""
         self._checked_class: tuple[str | None, str] | None = None
         """Version of the platform file, and the PriorityClass that it names, once that is used."""
         self._check_class_at = 0.0
@@ -193,8 +194,11 @@ class ConfigSource:
 
     async def _read_node_labels(self) -> list[dict[str, str]]:
         """Labels that describe accelerators; read seldom because nodes change seldom."""
+        if not self._settings.node_discovery:
+            return []
         now = time.monotonic()
-        if self._settings.node_discovery and now - self._nodes_read_at >= NODES_FRESH:
+        if self._node_labels is None or now - self._nodes_read_at >= NODES_FRESH:
+            # Before the read: while nodes cannot be listed, the last list counts.
             self._nodes_read_at = now
             self._node_labels = await self._api.node_labels()
         return self._node_labels

@@ -138,6 +138,37 @@ async def test_a_reconcile_uses_what_the_controller_has_read(monkeypatch: pytest
     assert (await source.read(age=config_source.RECENT)).platform.image == "trainer:2"
 
 
+class NodesThatFail(SlowPlatform):
+    """Lists of nodes fail while `failing`."""
+
+    failing = True
+
+    async def node_labels(self) -> list[dict[str, str]]:
+        if self.failing:
+            raise ApiError(503, "ServiceUnavailable", "try again")
+        return [{"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "8"}]
+
+
+async def test_the_configuration_is_unread_until_nodes_are_listed_and_then_keeps_the_last_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api: Any = NodesThatFail()
+    monkeypatch.setattr(config_source.time, "monotonic", lambda: api.time)
+    source = ConfigSource(api, Settings(node_discovery=True))
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await source.read()
+        assert source.revision == 0
+    api.failing = False
+    profiles = (await source.read()).platform.accelerators
+    assert profiles.keys() == {"h200"}
+    api.failing = True
+    api.time += config_source.NODES_FRESH
+    with pytest.raises(ApiError):
+        await source.read()
+    assert (await source.read()).platform.accelerators == profiles
+
+
 def priority_class(name: str, value: int = 1, **fields: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}, "value": value, "preemptionPolicy": "Never"} | fields
 
