@@ -40,7 +40,9 @@ class NodeReader:
         self._watch = watch
         self._allowed = allowed
         self._cache: dict[str, tuple[float, NodeStatus]] = {}
-        self._bad_since: dict[str, float] = {}
+        self._bad_since: dict[str, tuple[str | None, float]] = {}
+        """When nodes entered a state other than ready, by their own word, and when that was first read, by
+        time.monotonic()."""
 
     async def of(
         self, pods: Iterable[Mapping[str, Any]], now: float, also: Iterable[str] = ()
@@ -91,10 +93,13 @@ class NodeReader:
         if node is None or state is NodeState.READY:
             self._bad_since.pop(name, None)
             return NodeStatus(state) if node is None else with_signs(NodeStatus(state), node)
+        changed = ready_condition(node).get("lastTransitionTime")
+        known = self._bad_since.get(name)
+        if known is None or known[0] != changed:  # Ready in between, it may not have been read.
+            known = self._bad_since[name] = changed, moment
         # The operator's clock may have been set back, so the time since the first observation counts too.
-        observed_for = moment - self._bad_since.setdefault(name, moment)
-        changed = seconds(ready_condition(node).get("lastTransitionTime")) or now
-        return with_signs(NodeStatus(state, min(changed, now - observed_for)), node)
+        since = min(seconds(changed) or now, now - (moment - known[1]))
+        return with_signs(NodeStatus(state, since), node)
 
     async def _read(self, names: list[str]) -> dict[str, Object]:
         """These nodes by name, as far as they exist."""

@@ -109,6 +109,23 @@ def test_a_clock_that_was_set_back_does_not_delay_the_deletion_of_pods_on_a_lost
     assert asyncio.run(read_twice())
 
 
+def test_a_node_that_recovered_unread_has_the_whole_patience_in_its_next_outage(monkeypatch: Any) -> None:
+    api: Any = NodesInMemory(node("a", "Unknown"))
+    ready = api.nodes["a"]["status"]["conditions"][0]
+    reader, moment = NodeReader(api, allowed=True), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+
+    async def lost_since(outage: float, now: float) -> float:
+        ready["lastTransitionTime"] = timestamp(outage)
+        moment[0] = 100.0 + now - NOW
+        return (await reader.of([deleting("a")], now))["a"].since
+
+    assert asyncio.run(lost_since(NOW, now=NOW + 5)) == NOW
+    again = NOW + 86_400
+    assert asyncio.run(lost_since(again, now=again + 5)) == again
+    assert asyncio.run(lost_since(again, now=again + 40)) == again
+
+
 def watched(*nodes: dict[str, Any]) -> tuple[NodeReader, NodeWatch, NodesInMemory]:
     """A reader with a synchronised watch of these nodes."""
     memory = NodesInMemory(*nodes)
