@@ -209,9 +209,10 @@ class Operator:
             await asyncio.sleep(CONFIG_INTERVAL)
             try:
                 await self.config.refresh()
-                if self.config.revision != seen:
+                # Others may find another change while recipes are listed.
+                if (revision := self.config.revision) != seen:
                     await self._add_waiting()
-                    seen = self.config.revision
+                    seen = revision
             except Exception as error:
                 log.warning("cannot read platform and catalog: %s", described(error))
 

@@ -58,6 +58,11 @@ class RecipePlanner:
         set_planned(status, desired)
         return desired
 
+    @property
+    def revision(self) -> int:
+        """Changes with platform and catalog."""
+        return self._config.revision
+
     def refusal_is_outdated(self, status: StatusBuilder) -> bool:
         """Whether the spec was refused by another platform, catalog or operator, so that it is planned again.
 
@@ -73,4 +78,4 @@ class RecipePlanner:
         self._refused.pop(key, None)
 
     def _version(self, status: StatusBuilder) -> tuple[str, int, int]:
-        return status.uid, status.generation, self._config.revision
+        return status.uid, status.generation, self.revision

@@ -139,7 +139,7 @@ class Reconciler:
     async def _reconcile_recipe(self, recipe: Object, *, cached: bool) -> Result:
         """What has been done. It is discarded, and nothing written, where `cached` is not enough."""
         status = StatusBuilder.of(recipe, self._api.clock.now())
-        key, before = status.key, status.current
+        key, before, revision = status.key, status.current, self._planner.revision
         if status.dropped:
             log.warning(
                 "%s: unknown parts of the status are dropped: %s", key, ", ".join(status.dropped[:20])
@@ -167,6 +167,9 @@ class Reconciler:
         await self._events.post(status)
         if status.internal_error is not None:
             raise ReconcileError(result.delay) from status.internal_error
+        if self._planner.revision != revision and status.is_false(Condition.PLANNED):
+            # The refusal may not have been written yet when recipes that wait for the change were listed.
+            return result.within(SOON, "platform or catalog have changed")
         return result
 
     async def _result(self, status: StatusBuilder, snapshot: RunSnapshot | None) -> Result:

@@ -1,5 +1,6 @@
 """Events of the watches: what they enqueue, and what kopf does with their objects."""
 
+import asyncio
 import logging
 from copy import deepcopy
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from kopf._cogs.structs.references import Resource
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import Maintenance
+from megatron_operator.controller import handlers
 from megatron_operator.controller.api_client import PAGE, ApiError
 from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
 from megatron_operator.controller.object_cache import Caches
@@ -105,6 +107,29 @@ async def test_the_watch_of_nodes_begins_with_the_keys_of_the_platform_and_witho
     operator.config = SimpleNamespace(maintenance=maintenance)
     await operator._watch_nodes(SimpleNamespace(follow_start_times=done.append, run=run))
     assert done == [*([] if error else [["example.com/start"]]), "runs"]
+
+
+async def test_a_change_of_the_platform_that_others_find_while_recipes_are_listed_is_not_missed(
+    operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(revision=1)
+    lists: list[int] = []
+
+    async def refresh() -> None: ...
+
+    async def find(*_: Any) -> list[Any]:
+        lists.append(config.revision)
+        config.revision = 2
+        return []
+
+    config.refresh = refresh
+    operator.config, operator.api = config, SimpleNamespace(find=find)
+    monkeypatch.setattr(handlers, "CONFIG_INTERVAL", 0.0)
+    watching = asyncio.create_task(operator._watch_config())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert lists == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import pytest
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.controller.handlers import Operator
 from megatron_operator.controller.settings import Settings
+from megatron_operator.lifecycle.actions import SOON
 from megatron_operator.lifecycle.desired import Config
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
 from tests.unit.controller import whole_operator
 from tests.unit.controller.simulated_run import CLAIM, Run
+from tests.unit.controller.whole_operator import KEY
 
 OTHER = "h200-sxm"
 BOTH = PlatformConfig.model_validate({"accelerators": {"h100-sxm": {}, OTHER: {}}, "image": "trainer"})
@@ -74,6 +76,31 @@ def test_a_refused_edit_is_planned_once_while_nothing_changes(
         run.cluster.pass_time(1)
         run.operator.reconcile()
     assert not planned
+
+
+def test_a_recipe_is_planned_again_where_what_refuses_it_changes_before_that_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that are refused are listed after the change, and it is not among them yet."""
+    run = Run()
+    run.edit(accelerator={"type": OTHER, "count": 16})
+    apply = run.api.apply
+
+    async def apply_late(*given: Any) -> Any:
+        add_accelerator(run, monkeypatch)
+        return await apply(*given)
+
+    def reconcile() -> float | None:
+        return run.operator.runner.run(run.operator._reconciler(KEY))
+
+    assert reconcile() is None
+    run.edit(accelerator={"type": OTHER, "count": 32})
+    monkeypatch.setattr(run.api, "apply", apply_late)
+    assert reconcile() == SOON
+    assert run.status["phase"] == "Refused"
+    reconcile()
+    assert run.condition("Planned")["status"] == "True"
+    run.operator.close()
 
 
 @pytest.mark.parametrize("writes", range(4))
