@@ -56,9 +56,8 @@ def parse_platform(text: str, source: str) -> PlatformConfig:
 class PriorityClassError(InvalidRecipeError):
     """The class in `recoveryPriorityClassName` cannot be used; all else of the platform file is valid."""
 
-    def __init__(self, platform: PlatformConfig, message: str, fix: str) -> None:
+    def __init__(self, message: str, fix: str) -> None:
         super().__init__([FieldError(f"{PLATFORM_KEY}.recoveryPriorityClassName", message, fix)])
-        self.platform = platform
 
 
 class ConfigSource:
@@ -79,6 +78,7 @@ class ConfigSource:
         self._parsed: Config | InvalidRecipeError | None = None
         self._config: Config | InvalidRecipeError | None = None
         """What was parsed, or the error of its PriorityClass."""
+        self._last_valid: PlatformConfig | None = None
         self.revision = 0
         """Number of changes found; 0 before the first read."""
 
@@ -94,14 +94,18 @@ class ConfigSource:
         assert self._config is not None, "a refresh sets the configuration"
         return self._config
 
+    async def valid_platform(self) -> PlatformConfig | None:
+        """What holds for runs: the last valid platform file, whatever its PriorityClass.
+
+        None while the file has been invalid since this process began. Raises ApiError.
+        """
+        await self.refresh(age=RECENT)
+        return self._last_valid
+
     async def maintenance(self) -> Maintenance:
-        """What announces maintenance; the default while the platform file is invalid. Raises ApiError."""
-        try:
-            return (await self.read(age=RECENT)).platform.maintenance
-        except PriorityClassError as error:
-            return error.platform.maintenance
-        except InvalidRecipeError:
-            return Maintenance()
+        """What announces maintenance for runs; the default without a valid platform file. Raises ApiError."""
+        platform = await self.valid_platform()
+        return Maintenance() if platform is None else platform.maintenance
 
     async def refresh(self, since: float = 0.0, age: float = FRESH) -> None:
         """Read again when the cached configuration is older than `age` or `since`. Raises ApiError.
@@ -126,8 +130,10 @@ class ConfigSource:
             try:
                 # In a thread: a ConfigMap of a megabyte takes longer than the event loop may be blocked.
                 self._parsed = await asyncio.to_thread(self._parse, platform, recipes, nodes)
+                self._last_valid = self._parsed.platform
                 self._warn_without_rights(self._parsed.platform)
             except InvalidRecipeError as error:
+                log.warning("recipes are refused until the platform file is valid: %s", error)
                 self._parsed = error
         before = self._config if isinstance(self._config, PriorityClassError) else None
         class_error = await self._check_priority_class(versions[0])
@@ -145,8 +151,7 @@ class ConfigSource:
         assert self._parsed is not None, "the platform file is read first"
         if isinstance(self._parsed, InvalidRecipeError):
             return None
-        platform, now = self._parsed.platform, time.monotonic()
-        name = platform.recovery_priority_class_name
+        name, now = self._parsed.platform.recovery_priority_class_name, time.monotonic()
         if name is None or (self._checked_class == (version, name) and now < self._check_class_at):
             return None
         try:
@@ -163,14 +168,14 @@ class ConfigSource:
         found = next((each for each in classes if each["metadata"]["name"] == name), None)
         if found is None:
             fix = f"create it, or correct the name in {self._config_map}"
-            return PriorityClassError(platform, f"there is no PriorityClass {name}", fix)
+            return PriorityClassError(f"there is no PriorityClass {name}", fix)
         others = max((each["value"] for each in classes if each.get("globalDefault")), default=0)
         if found["value"] <= others:
             message = (
                 f"PriorityClass {name} has the value {found['value']}, and pods without a class have {others}"
             )
             fix = f"name one with a higher value in {self._config_map}"
-            return PriorityClassError(platform, message, fix)
+            return PriorityClassError(message, fix)
         if found.get("preemptionPolicy") != "Never":
             text = (
                 "%s: recoveryPriorityClassName: pods of PriorityClass %s end pods of lower priority, also of "

@@ -4,13 +4,13 @@ import asyncio
 import logging
 from typing import Final
 
-from megatron_operator.api.errors import InvalidRecipeError, described
+from megatron_operator.api.errors import described
 from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import ApiClient, ApiError
 from megatron_operator.controller.api_resources import NODES
-from megatron_operator.controller.config_source import RECENT, ConfigSource, PriorityClassError
+from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.lifecycle.cordoning import (
     cordon_cap,
@@ -42,18 +42,15 @@ class Cordoner:
         self._config = config
         self._lock = asyncio.Lock()
 
-    async def rules(self, status: StatusBuilder) -> tuple[BadNodes, Maintenance]:
-        """The platform's rules for bad nodes, and what moves a run off a node.
+    async def rules(self, status: StatusBuilder) -> tuple[BadNodes, Maintenance] | None:
+        """The platform's rules for bad nodes, and what moves a run off a node; None where they are not known.
 
-        The defaults, which cordon none, while the file is invalid.
+        Those of the last valid file while it is invalid, so that a mistake in it moves and releases nothing.
         """
-        try:
-            platform = (await self._config.read(age=RECENT)).platform
-        except PriorityClassError as error:
-            platform = error.platform
-        except InvalidRecipeError as error:
-            log.warning("%s: the defaults of platform.badNodes apply: %s", status.key, error)
-            return BadNodes(), Maintenance()
+        platform = await self._config.valid_platform()
+        if platform is None:
+            log.warning("%s: nodes are not judged before the platform file is valid", status.key)
+            return None
         return platform.bad_nodes, moving_rules(platform.maintenance, platform.bad_nodes)
 
     async def cordon(self, status: StatusBuilder, nodes: tuple[str, ...], rules: BadNodes, pool: int) -> None:
@@ -80,7 +77,8 @@ class Cordoner:
         if not found or evidence is None:
             log.warning("%s: node %s not cordoned: it does not exist", status.key, name)
             return
-        if not has_accelerators(found[0], (await self._config.read()).platform):
+        platform = await self._config.valid_platform()
+        if platform is None or not has_accelerators(found[0], platform):
             _add_not_cordoned(status, name, "no profile of platform.accelerators describes it")
             return
         patch = cordon_patch(found[0], evidence, status.now)

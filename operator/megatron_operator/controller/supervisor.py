@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.platform import Maintenance
+from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.controller.action_runner import kind_of
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.capacity_finder import CapacityFinder
@@ -85,9 +85,11 @@ class Supervisor:
         if (unfinished := unfinished_actions(status, snapshot)) is not None:
             return unfinished
         limits = recovery_limits(status)
-        rules, maintenance = await self._cordoner.rules(status)
-        status.set(recovery=judge_nodes(status.recovery, snapshot.nodes, rules, status.now))
-        judge_announcements(status, snapshot, limits, maintenance)
+        known = await self._cordoner.rules(status)
+        rules, maintenance = known or (BadNodes(), Maintenance())
+        if known is not None:  # Otherwise what is recorded of nodes stays.
+            status.set(recovery=judge_nodes(status.recovery, snapshot.nodes, rules, status.now))
+            judge_announcements(status, snapshot, limits, maintenance)
         capacity = await self._find_capacity(status, snapshot, limits, maintenance)
         observation = observe(status, snapshot, limits, capacity, rules)
         decision = decide(observation)

@@ -303,8 +303,31 @@ async def test_without_the_class_the_rules_for_nodes_apply() -> None:
     api.text += "\nbadNodes: {cordon: true, maxPerHour: 7}"
     used: Any = api
     status = StatusBuilder.of({"metadata": METADATA, "spec": {}}, 0.0)
-    bad_nodes, _ = await Cordoner(used, source_of(api)).rules(status)
-    assert (bad_nodes.cordon, bad_nodes.max_per_hour) == (True, 7)
+    rules = await Cordoner(used, source_of(api)).rules(status)
+    assert rules is not None
+    assert (rules[0].cordon, rules[0].max_per_hour) == (True, 7)
+
+
+async def test_a_mistake_in_the_file_changes_no_rules_for_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_source, "RECENT", 0.0)
+    api = PriorityClasses()
+    used: Any = api
+    status = StatusBuilder.of({"metadata": METADATA, "spec": {}}, 0.0)
+    source = source_of(api)
+    cordoner = Cordoner(used, source)
+    api.text = "badNodes: {maxPerHour: seven}"
+    assert await cordoner.rules(status) is None, "no valid file is known"
+    for number, (text, conditions) in enumerate(
+        [
+            ("{conditions: [], taints: [], startTimes: []}", []),
+            ("{conditionz: []}", []),
+            ("{conditions: [Leaving]}", ["Leaving"]),
+        ]
+    ):
+        api.text, api.platform_version = f"maintenance: {text}", f"{number}"
+        rules = await cordoner.rules(status)
+        assert rules is not None
+        assert rules[1].conditions == (await source.maintenance()).conditions == conditions
 
 
 async def test_an_error_ends_with_the_file_that_has_it() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
 from megatron_operator.api.times import timestamp
@@ -61,11 +62,13 @@ def _merge(target: dict[str, Any], changes: dict[str, Any]) -> None:
 
 
 class Config:
-    async def read(self, **_: float) -> Any:
-        class Read:
-            platform = PlatformConfig(bad_nodes=RULES, accelerators={"h100": AcceleratorProfile()})
+    platform = PlatformConfig(bad_nodes=RULES, accelerators={"h100": AcceleratorProfile()})
 
-        return Read
+    async def read(self) -> Any:
+        return self
+
+    async def valid_platform(self) -> PlatformConfig:
+        return self.platform
 
 
 class World:
@@ -97,6 +100,16 @@ def test_nodes_are_cordoned_only_where_the_platform_asks_for_it(world: World) ->
     assert world.cordon("node-1", rules=BadNodes()) == []
     assert world.cordon("node-1") == ["node-1"]
     assert world.api.nodes["node-1"]["metadata"]["labels"] == {LABEL_CORDONED_AT: str(int(NOW))}
+
+
+def test_nodes_are_cordoned_by_the_last_valid_platform_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(_: Config) -> Any:
+        raise InvalidRecipeError([FieldError("platform", "is invalid", "correct it")])
+
+    monkeypatch.setattr(Config, "read", read)
+    assert world.cordon("node-1") == ["node-1"]
 
 
 def test_no_more_nodes_are_cordoned_than_the_caps_allow_whichever_run_asks(world: World) -> None:

@@ -2,11 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import Maintenance, PlatformConfig
 from megatron_operator.controller import device_watch
 from megatron_operator.controller.api_client import ApiError
@@ -108,17 +106,13 @@ class Api:
 
 
 class Config(ConfigSource):
-    """The platform file; `error` where it is invalid."""
+    """The platform file; None where it is invalid."""
 
     def __init__(self) -> None:
-        self.platform = PlatformConfig()
-        self.error: Exception | None = None
+        self.platform: PlatformConfig | None = PlatformConfig()
 
-    async def read(self, since: float = 0.0, age: float = 0.0) -> Any:
-        assert age > since == 0.0
-        if self.error is not None:
-            raise self.error
-        return SimpleNamespace(platform=self.platform)
+    async def valid_platform(self) -> PlatformConfig | None:
+        return self.platform
 
 
 async def turns() -> None:
@@ -170,9 +164,9 @@ async def test_a_platform_that_does_not_want_it_is_not_asked_and_may_change_its_
     assert watching.watch.tainted("a") == {}
 
 
-async def test_an_invalid_platform_file_counts_as_the_default() -> None:
+async def test_without_a_valid_platform_file_the_default_holds() -> None:
     watching = Watching(Api(EVERYTHING, slice_of("a", XID)))
-    watching.config.error = InvalidRecipeError([FieldError("platform", "is invalid", "correct it")])
+    watching.config.platform = None
     await watching.discover()
     assert watching.watch.watches()
 

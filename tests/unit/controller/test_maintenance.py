@@ -242,6 +242,24 @@ def test_a_run_that_avoids_no_nodes_is_not_moved(run: Run) -> None:
     assert not run.status["recovery"].get("maintenance")
 
 
+def test_while_no_valid_platform_file_is_known_a_run_neither_moves_nor_uses_a_node_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(_: object) -> None: ...
+
+    announce(run, "node-1")
+    run.until(recovered(run))
+    before = run.status["recovery"]
+    monkeypatch.setattr(whole_operator.ConfigInMemory, "valid_platform", unknown)
+    run.operator._start()
+    run.cluster.nodes["node-1"].announced = False
+    announce(run, "node-0")
+    pass_time(run, 60)
+    assert (nodes(run), len(run.incidents)) == ({"node-0", "node-2"}, 1)
+    for recorded in ("maintenance", "nodesAvoided"):
+        assert run.status["recovery"][recorded] == before[recorded]
+
+
 def test_an_interrupted_run_moves_only_once_it_trains_again(run: Run) -> None:
     run.cluster.training_operator = False
     run.cluster.fail(run.cluster.pods[1], 137, "was killed")

@@ -144,8 +144,8 @@ class ProgressInMemory:
 class ConfigInMemory:
     revision = 1
 
-    async def read(self, **_: float) -> Config:
-        return CONFIG
+    async def valid_platform(self) -> PlatformConfig | None:
+        return CONFIG.platform
 
 
 class PlanningInProcess:
