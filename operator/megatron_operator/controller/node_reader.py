@@ -41,8 +41,7 @@ class NodeReader:
         self._allowed = allowed
         self._cache: dict[str, tuple[float, NodeStatus]] = {}
         self._bad_since: dict[str, tuple[str | None, float]] = {}
-        """When nodes entered a state other than ready, by their own word, and when that was first read, by
-        time.monotonic()."""
+        """Nodes that are not ready -> lastTransitionTime, and time.monotonic() when it was first read."""
 
     async def of(
         self, pods: Iterable[Mapping[str, Any]], now: float, also: Iterable[str] = ()
