@@ -18,6 +18,7 @@ def best_complete(root: Path, losses: Mapping[int, float], ckpt_format: str = "t
     """Return the iteration with the lowest loss that has a complete checkpoint under `root`.
 
     `losses`: iteration -> loss of its evaluation. The earlier one of equal losses. Changes nothing.
+    Raises OSError.
     """
     present = set(selection.iterations(root))
     for iteration in by_loss({at: loss for at, loss in losses.items() if at in present}):

@@ -92,15 +92,19 @@ class CheckpointManager:
         """On node 0, while no rank runs: repair the directory and plan the generation.
 
         `latest`: the last iteration according to the gang's store. Raises RunEndedError if nothing is left to
-        do or to load, and if the retry policy ends the run.
+        do or to load, if the directory cannot be read, and if the retry policy ends the run.
         """
         journal, met_at = self._journal, time.time()
         assert journal is not None
         if state.report is not None and state.report.unreadable is not None:
             selection.forget_complete()
-        start, skip = self._choose_start(state, journal)
-        self._require_lease()
-        journal.start_generation(state.generation, state.report, start, latest, met_at)
+        try:
+            start, skip = self._choose_start(state, journal)
+            self._require_lease()
+            journal.start_generation(state.generation, state.report, start, latest, met_at)
+        except OSError as error:
+            message = f"the checkpoints cannot be read or repaired: {error}"
+            raise RunEndedError(Ending(ExitCode.WORKER_DIED, message)) from error
         self._status.set_run(journal.summary())
         return GenerationPlan(
             iteration=start,
@@ -129,7 +133,8 @@ class CheckpointManager:
     def _complete_checkpoints(self) -> list[int]:
         """Repair the directories once they are writable. Returns the newest complete iterations, descending.
 
-        Raises RunEndedError if the lease is lost or the directory stays unwritable.
+        Raises RunEndedError if the lease is lost or the directory stays unwritable, OSError if it cannot be
+        read.
         """
         if self._lease is None:
             return []
@@ -219,20 +224,16 @@ class CheckpointManager:
     def _repair(self, directory: Path) -> list[int]:
         """Set broken checkpoints aside; delete those if the volume has no space for another one.
 
-        Returns the newest complete iterations, newest first. Raises RunEndedError.
+        Returns the newest complete iterations, newest first. Raises RunEndedError, OSError.
         """
         ckpt_format = self._flags.ckpt_format
         try:
-            try:
-                choice = selection.choose(directory, ckpt_format, self._require_lease)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                selection.prune_set_aside(directory, 0, self._log)
-                choice = selection.choose(directory, ckpt_format, self._require_lease)
+            choice = selection.choose(directory, ckpt_format, self._require_lease)
         except OSError as error:
-            message = f"{directory} cannot be repaired: {error.strerror or error}"
-            raise RunEndedError(Ending(ExitCode.WORKER_DIED, message)) from error
+            if error.errno != errno.ENOSPC:
+                raise
+            selection.prune_set_aside(directory, 0, self._log)
+            choice = selection.choose(directory, ckpt_format, self._require_lease)
         for repair in choice.repairs:
             self._log(repair)
         self._prune_set_aside(directory)

@@ -7,7 +7,9 @@ reason beside it, and the tracker is rewritten.
 """
 
 import contextlib
+import errno
 import fcntl
+import io
 import os
 import pickle
 import re
@@ -37,6 +39,9 @@ _OF_BRIDGE = ("train_state.pt", "run_config.yaml")
 
 # The first that exists is what a save writes last of the shards; who reads a checkpoint locks it.
 _METADATA = ("metadata.json", ".metadata")
+
+# No file is there. Any other OSError may pass: it is no damage.
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 _ITERATION_DIR = re.compile(r"iter_(\d{7,})")
 _SET_ASIDE = re.compile(r"iter_(\d{7,})\.(broken|rolled-back)-(\d+)")
@@ -87,10 +92,18 @@ class _FieldsOnly(pickle.Unpickler):
         return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Part
 
 
-def _shard_lengths(metadata_file: Path) -> dict[str, int]:
+def _read(file: Path) -> bytes:
+    """Read a file. The OSError of a failed read does not name it by itself."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
+
+
+def _shard_lengths(content: bytes) -> dict[str, int]:
     """Return the minimum bytes of each shard, by file name, from torch's checkpoint metadata."""
-    with metadata_file.open("rb") as file:
-        metadata: Any = _FieldsOnly(file).load()
+    metadata: Any = _FieldsOnly(io.BytesIO(content)).load()
     lengths: dict[str, int] = {}
     for info in metadata.storage_data.values():
         end = info.offset + info.length
@@ -103,7 +116,8 @@ def why_incomplete(path: Path, ckpt_format: str = "torch_dist") -> str | None:
 
     Complete means: metadata readable, every shard that it names present and of full length. The legacy format
     `torch` has no metadata to compare with; there only empty files are detected. A complete checkpoint is
-    remembered until its directory or its metadata changes, or `forget_complete` is called.
+    remembered until its directory or its metadata changes, or `forget_complete` is called. Raises OSError if
+    it cannot be read now, complete or not.
     """
     try:
         _require_complete(path, ckpt_format, _identity(path))
@@ -159,18 +173,22 @@ def _check(path: Path, ckpt_format: str) -> str | None:
         return next((f"{file.name} is empty" for file in files if file.stat().st_size == 0), None)
     if ckpt_format in ("torch_dist", BRIDGE_FORMAT):
         try:
-            metadata: Any = load_json((path / "metadata.json").read_bytes())
+            metadata: Any = load_json(_read(path / "metadata.json"))
             backend = metadata["sharded_backend"]
-        except FileNotFoundError:
+        except _NO_FILE:
             return "metadata.json is missing: the save did not finish"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             return f"metadata.json cannot be read: {error}"
         if not isinstance(backend, str):
             return f"metadata.json names no sharded backend: {backend!r}"
     try:
-        lengths = _shard_lengths(path / ".metadata")
-    except FileNotFoundError:
+        lengths = _shard_lengths(_read(path / ".metadata"))
+    except _NO_FILE:
         return ".metadata is missing: the save did not finish"
+    except OSError:
+        raise
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path / ".metadata")) from error
     except Exception as error:  # a truncated pickle may raise anything
         return f".metadata cannot be read: {type(error).__name__}: {error}"
     sizes = _sizes(path)
@@ -186,7 +204,7 @@ def _check(path: Path, ckpt_format: str) -> str | None:
 
 
 def newest_complete(root: Path, ckpt_format: str = "torch_dist") -> int | None:
-    """Return the newest iteration with a complete checkpoint. Changes nothing."""
+    """Return the newest iteration with a complete checkpoint. Changes nothing. Raises OSError."""
     for iteration in iterations(root):
         if why_incomplete(directory(root, iteration), ckpt_format) is None:
             return iteration
@@ -194,7 +212,10 @@ def newest_complete(root: Path, ckpt_format: str = "torch_dist") -> int | None:
 
 
 def newest_complete_iterations(root: Path, count: int, ckpt_format: str = "torch_dist") -> list[int]:
-    """Return the newest `count` iterations with a complete checkpoint, newest first. Changes nothing."""
+    """Return the newest `count` iterations with a complete checkpoint, newest first.
+
+    Changes nothing. Raises OSError.
+    """
     complete = (
         iteration
         for iteration in iterations(root)

@@ -17,7 +17,7 @@ from megatron_trainer.telemetry.run_journal import RunJournal, RunSummary
 from megatron_trainer.telemetry.status import Status
 from megatron_trainer.termination import Ending
 
-from tests.unit.trainer.checkpoints.test_selection import write_checkpoint
+from tests.unit.trainer.checkpoints.test_selection import fail_reads, write_checkpoint
 
 
 class Run:
@@ -90,6 +90,21 @@ def test_without_the_lease_nothing_is_changed(run: Run) -> None:
         run.start()
     assert ended.value.ending.code == ExitCode.PEER_LOST
     assert (run.save / "iter_0000020").is_dir()
+
+
+@pytest.mark.parametrize("iteration", [20, 10], ids=["the newest", "an older one"])
+def test_a_checkpoint_that_cannot_be_read_now_is_kept_and_the_pod_is_retried(
+    run: Run, iteration: int
+) -> None:
+    file = selection.directory(run.save, iteration) / ".metadata"
+    fail_reads(file)
+    with pytest.raises(RunEndedError) as ended:
+        run.start()
+    assert ended.value.ending.code == ExitCode.WORKER_DIED
+    assert str(file) in ended.value.ending.message
+    assert selection.iterations(run.save) == [20, 10]
+    assert run.trackers() == ("20", "24")
+    assert RunJournal(run.save, print).generation == 0
 
 
 def lose_the_lease(run: Run, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:

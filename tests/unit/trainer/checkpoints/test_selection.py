@@ -1,5 +1,6 @@
 """Which checkpoint is chosen, what is set aside and what is deleted."""
 
+import errno
 import fcntl
 import json
 import os
@@ -35,6 +36,12 @@ def write_checkpoint(root: Path, iteration: int) -> Path:
     return path
 
 
+def fail_reads(file: Path) -> None:
+    """Have a file that can be opened, and of which each read fails with EIO."""
+    file.unlink(missing_ok=True)
+    file.symlink_to("/proc/self/mem")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for iteration in (10, 20, 30):
@@ -67,6 +74,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ".metadata cannot be read",
     ),
     ".metadata is empty": (lambda path: (path / ".metadata").write_bytes(b""), ".metadata cannot be read"),
+    ".metadata has a wrong length in it": (
+        lambda path: (path / ".metadata").write_bytes(
+            pickle.PROTO + b"\x04" + pickle.FRAME + (2**60).to_bytes(8, "little")
+        ),
+        ".metadata cannot be read",
+    ),
+    ".metadata is a directory": (
+        lambda path: [(path / ".metadata").unlink(), (path / ".metadata").mkdir()],
+        ".metadata is missing: the save did not finish",
+    ),
     "a shard is missing": (lambda path: (path / "__1_0.distcp").unlink(), "shard __1_0.distcp is missing"),
     "metadata.json is empty": (
         lambda path: (path / "metadata.json").write_bytes(b""),
@@ -94,6 +111,28 @@ def test_a_broken_checkpoint_is_set_aside_with_the_reason_when(damage: str, root
     assert (aside / selection.REASON_FILE).read_text().startswith(reason)
     assert reason in choice.repairs[0]
     assert not selection.directory(root, 30).exists()
+
+
+@pytest.mark.parametrize("name", ["metadata.json", ".metadata"])
+def test_a_read_error_is_not_damage(name: str, root: Path) -> None:
+    file = selection.directory(root, 30) / name
+    fail_reads(file)
+    before = sorted(root.rglob("*"))
+    for read in (selection.choose, selection.newest_complete, lambda root: selection.prune(root, 1)):
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)) as failed:
+            read(root)
+        assert failed.value.filename == str(file)
+    assert sorted(root.rglob("*")) == before
+
+
+def test_too_little_memory_is_not_damage(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(_content: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(selection, "_shard_lengths", allocate)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+        selection.choose(root)
+    assert selection.iterations(root) == [30, 20, 10]
 
 
 def test_the_same_iteration_can_be_set_aside_twice(root: Path) -> None:
