@@ -70,7 +70,7 @@ class CheckpointManager:
         """Return the iteration of the newest complete checkpoint.
 
         Node 0 checks all. Another pod takes what node 0 has reported if the tracker names that checkpoint,
-        or else checks the one that the tracker names.
+        or else checks the one that the tracker names. Raises OSError.
         """
         save, ckpt_format = self._flags.save, self._flags.ckpt_format
         if save is None:
@@ -86,7 +86,9 @@ class CheckpointManager:
     def report_newest(self) -> None:
         """On node 0: check and report the newest checkpoint now, so that no other pod need check it."""
         if self._lease is not None:
-            self._report(self.newest())
+            # `verify` follows.
+            with contextlib.suppress(OSError):
+                self._report(self.newest())
 
     def prepare(self, state: State, new_pods: bool, latest: IterationRecord | None) -> GenerationPlan:
         """On node 0, while no rank runs: repair the directory and plan the generation.
@@ -169,6 +171,7 @@ class CheckpointManager:
         """How a Master pod ends that finds the last iteration's checkpoint when it joins; else None.
 
         The other pods may have completed and never join. `report`, of the generation, may require a rollback.
+        Raises OSError.
         """
         train_iters = self._flags.train_iters
         if self._lease is None or train_iters is None:
@@ -277,7 +280,12 @@ class CheckpointManager:
         train_iters = self._flags.train_iters
         if self._flags.save is None:
             return ending
-        newest = self.newest()
+        try:
+            newest = self.newest()
+        except OSError as error:
+            if ending.code != ExitCode.OK:
+                return ending
+            return Ending(ExitCode.WORKER_DIED, f"the last checkpoint cannot be verified: {error}")
         self._report(newest)
         if ending.code == ExitCode.OK and self._settings.keep_best:
             # The last iteration is evaluated after its save.

@@ -5,6 +5,7 @@ that dies anywhere stops all ranks at once, without waiting for a collective to 
 rank died first, or hung, uses one of its restarts; a failure that would recur ends the run in all pods.
 """
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -210,7 +211,8 @@ class GangAgent(RankGroup):
         """Count one restart of this pod's ranks. Raises RunEndedError if none is left."""
         if self._restarts:
             # The ranks may have died before their last checkpoint was reported.
-            self._reset_restarts(self._checkpoints.newest())
+            with contextlib.suppress(OSError):
+                self._reset_restarts(self._checkpoints.newest())
         self._restarts += 1
         limit = self._worker_group.spec.max_restarts
         if self._restarts > limit:
@@ -353,8 +355,11 @@ class GangAgent(RankGroup):
         if result.state == WorkerState.FAILED and not self._classify(result).code.retryable:
             return
         self._stop()
-        saved = self._checkpoints.newest()
-        message = "no save" if saved is None else f"the newest complete checkpoint is iteration {saved}"
+        try:
+            saved = self._checkpoints.newest()
+            message = "no save" if saved is None else f"the newest complete checkpoint is iteration {saved}"
+        except OSError as error:
+            message = f"the checkpoints cannot be read: {error}"
         raise RunEndedError(Ending(ExitCode.TERMINATED, f"SIGTERM: {message}"))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import traceback
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,10 @@ class Pod:
                 ending = self._train()
         except ForkServerLostError as error:
             ending = Ending(ExitCode.WORKER_DIED, str(error))
+        except OSError as error:
+            # Of a volume or of the node: a replacement may succeed.
+            traceback.print_exc()
+            ending = Ending(ExitCode.WORKER_DIED, f"launcher error: {type(error).__name__}: {error}")
         finally:
             self._fork_server.close()
             self._events.close()
@@ -116,7 +121,8 @@ class Pod:
         """On node 0: acquire the checkpoint directory and read the history of the run.
 
         Returns how the pod ends if the directory is not writable: without a retry at the run's first start,
-        with one if the run has written it before and it does not become writable again.
+        with one if the run has written it before and it does not become writable again. With one as well if
+        the history cannot be read now.
         """
         if self._settings.node_rank != 0:
             return None
@@ -138,7 +144,10 @@ class Pod:
                 if written_before:
                     return Ending(ExitCode.WORKER_DIED, f"{problem}; this run has written it before")
                 return Ending(ExitCode.USAGE, f"{problem}; mount the volume writable for user {os.getuid()}")
-        self._journal = RunJournal(save, self._log)
+        try:
+            self._journal = RunJournal(save, self._log)
+        except OSError as error:
+            return Ending(ExitCode.WORKER_DIED, f"the run's journal cannot be read: {error}")
         self._status.set_run(self._journal.summary())
         self._checkpoints = self._new_checkpoint_manager(self._journal, lease)
         return None

@@ -11,7 +11,10 @@ class AppendedLines:
         self._offset = 0
 
     def read_new(self) -> list[bytes]:
-        """The lines that were completed since the last call; none while the file does not exist."""
+        """The lines that were completed since the last call; none while the file does not exist.
+
+        Raises OSError; the next call reads these lines.
+        """
         if self._path is None:
             return []
         try:

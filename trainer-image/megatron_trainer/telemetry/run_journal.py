@@ -4,6 +4,7 @@ It is stored beside the checkpoints, so that it outlives the pod. Without a save
 memory only.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -69,7 +70,8 @@ class RunJournal:
     """What node 0 knows of the whole run. Times are Unix seconds.
 
     `policy` is the memory of the retry policy, written with the rest. `generation` is the last one that
-    started, 0 before the first; it counts on when all pods are replaced.
+    started, 0 before the first; it counts on when all pods are replaced. Raises OSError if the files cannot
+    be read now: the next `write` would lose what they hold.
     """
 
     def __init__(self, save: Path | None, log: Callable[[str], None]) -> None:
@@ -95,7 +97,7 @@ class RunJournal:
             )
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (PermissionError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._log(f"cannot read {self._path}, earlier incidents are lost: {error}")
         return _Stored(), None, {}
 
@@ -145,9 +147,11 @@ class RunJournal:
 
         `resumed_from`: the iteration from which it resumes; None: the beginning. `latest`: the last iteration
         according to the gang's store, for a run without a progress file. `met_at`: when all pods had met,
-        Unix seconds.
+        Unix seconds. Raises OSError.
         """
+        # First what may fail: nothing is recorded then.
         self._progress_log.read_new()
+        self._validation_log.discard_after(resumed_from or 0, generation)
         last = self._progress_log.last or latest
         if report is not None:
             # A generation without a step has no step to measure from: the time counts for the incident
@@ -163,7 +167,6 @@ class RunJournal:
             )
             self._incidents = [*self._incidents, incident][-MAX_INCIDENTS:]
         self._progress_log.rewind(resumed_from or 0)
-        self._validation_log.discard_after(resumed_from or 0, generation)
         self.generation = generation
         self._pending = None
         self.write()
@@ -178,7 +181,10 @@ class RunJournal:
 
     def update(self, latest: IterationRecord | None) -> None:
         """Record the iterations done since the last call; `latest` as for `start_generation`."""
-        records: Sequence[IterationRecord] = self._progress_log.read_new()
+        records: Sequence[IterationRecord] = []
+        # The volume may not respond for a moment, which is no reason to stop the ranks.
+        with contextlib.suppress(OSError):
+            records = self._progress_log.read_new()
         if self._path is None and latest is not None:
             records = [latest]
         if sum(self._record_step(record) for record in records):
@@ -198,7 +204,8 @@ class RunJournal:
 
     def summary(self) -> RunSummary:
         """Return the fields of /progress that come from the journal."""
-        self._validation_log.read_new()
+        with contextlib.suppress(OSError):
+            self._validation_log.read_new()
         last, best = self._validation_log.last, self._validation_log.best
         return RunSummary(
             incidents=tuple(self._incidents),

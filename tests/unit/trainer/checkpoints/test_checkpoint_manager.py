@@ -1,5 +1,6 @@
 """Where a generation starts, given persistent and non-persistent checkpoints and the retry policy."""
 
+import errno
 import os
 import threading
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
 from megatron_trainer import flags, settings
 from megatron_trainer.checkpoints import checkpoint_manager, selection
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
@@ -219,3 +221,19 @@ def test_a_pod_other_than_node_0_checks_the_last_checkpoint_if_node_0_has_not_re
     assert other_pod(run, Status(1, 20)).verify(ending) == ending
     (run.save / "iter_0000020" / "__0_0.distcp").unlink()
     assert other_pod(run, Status(1, 20)).verify(ending).code == ExitCode.WORKER_DIED
+
+
+@pytest.mark.parametrize("code", [ExitCode.WORKER_DIED, ExitCode.HANG, ExitCode.TERMINATED])
+def test_a_pod_ends_as_it_would_if_its_checkpoints_cannot_be_read(run: Run, code: ExitCode) -> None:
+    fail_reads(run.save / "iter_0000020" / ".metadata")
+    ending = Ending(code, "rank 3 was killed by SIGKILL", 3, Evidence.DEVICE_XID)
+    run.checkpoints.report_newest()
+    assert run.checkpoints.verify(ending) == ending
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_read_is_not_completed(run: Run) -> None:
+    write_checkpoint(run.save, 100)
+    fail_reads(run.save / "iter_0000100" / "metadata.json")
+    ending = run.checkpoints.verify(Ending(ExitCode.OK, "all iterations are done"))
+    assert ending.code == ExitCode.WORKER_DIED
+    assert os.strerror(errno.EIO) in ending.message

@@ -1,5 +1,7 @@
 """How many restarts of its ranks a pod has left."""
 
+import errno
+import os
 import signal
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from megatron_contract.exit_codes import ExitCode
 pytest.importorskip("torch", reason="make setup-trainer")
 
 from megatron_trainer.launcher.agent import GangAgent
+from megatron_trainer.rendezvous.state import RunEndedError
 from megatron_trainer.telemetry.status import Status
 from megatron_trainer.termination import Ending
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -47,6 +50,29 @@ def test_without_a_newer_checkpoint_the_pod_ends_after_its_last_restart() -> Non
     agent = agent_started_from(12, newest=12)
     with pytest.raises(EndedError):
         agent._use_restart(Ending(ExitCode.WORKER_DIED, "out of memory"), None)
+
+
+def cannot_read() -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_checkpoints_that_cannot_be_read_renew_no_restarts() -> None:
+    agent = agent_started_from(12, newest=16)
+    agent._checkpoints.newest = cannot_read
+    with pytest.raises(EndedError):
+        agent._use_restart(Ending(ExitCode.WORKER_DIED, "out of memory"), None)
+
+
+def test_a_pod_that_was_stopped_ends_so_also_if_its_checkpoints_cannot_be_read() -> None:
+    agent = agent_started_from(12, newest=16)
+    agent._checkpoints.newest = cannot_read
+    agent._save_deadline = 1.0
+    agent._classify = lambda _: Ending(ExitCode.TERMINATED, "saved")
+    agent._stop = lambda: None
+    failures: Any = {2: SimpleNamespace(exitcode=int(ExitCode.TERMINATED))}
+    with pytest.raises(RunEndedError) as ended:
+        agent._save_and_exit(RunResult(WorkerState.FAILED, failures=failures))
+    assert ended.value.ending.code == ExitCode.TERMINATED
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal
 
+from tests.unit.trainer.checkpoints.test_selection import fail_reads
+
 KILLED = FailureReport(FailureKind.RANK, "rank 3 was killed by SIGKILL", 1, 3, detected_at=20.0)
 
 
@@ -116,6 +118,41 @@ def test_the_time_since_the_last_step_counts_only_for_the_first_incident_after_i
 def test_an_unreadable_journal_does_not_stop_the_run(content: str, tmp_path: Path) -> None:
     (tmp_path / JOURNAL_FILE).write_text(content)
     assert open_journal(tmp_path).summary().incidents == ()
+
+
+@pytest.mark.parametrize("name", [JOURNAL_FILE, PROGRESS_FILE])
+def test_the_journal_is_not_begun_again_if_it_cannot_be_read_now(name: str, tmp_path: Path) -> None:
+    fail_reads(tmp_path / name)
+    with pytest.raises(OSError, match="Input/output error"):
+        open_journal(tmp_path)
+
+
+def test_a_generation_that_cannot_be_recorded_is_no_incident(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    fail_reads(tmp_path / VALIDATION_FILE)
+    with pytest.raises(OSError, match="Input/output error"):
+        restart(journal, 2)
+    assert (journal.summary().incidents, journal.generation) == ((), 0)
+
+
+def test_what_cannot_be_read_while_the_ranks_train_is_read_later(tmp_path: Path) -> None:
+    write(tmp_path, record(1))
+    journal = open_journal(tmp_path)
+    restart(journal, 2)
+    write(tmp_path, record(2, generation=2))
+    (tmp_path / VALIDATION_FILE).write_text('{"iteration": 2, "lmLoss": 2.5}\n')
+    for name in (PROGRESS_FILE, VALIDATION_FILE):
+        (tmp_path / name).rename(tmp_path / f"{name}.kept")
+        fail_reads(tmp_path / name)
+    journal.update(None)
+    (incident,) = journal.summary().incidents
+    assert incident.caught_up_at is None
+    for name in (PROGRESS_FILE, VALIDATION_FILE):
+        (tmp_path / f"{name}.kept").replace(tmp_path / name)
+    journal.update(None)
+    found = journal.summary()
+    assert found.incidents[0].caught_up_at == 2.0
+    assert found.validation_loss == 2.5
 
 
 def test_useful_seconds_are_those_of_iterations_that_were_kept(tmp_path: Path) -> None:

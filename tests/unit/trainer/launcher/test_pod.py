@@ -1,0 +1,59 @@
+"""How a pod ends when its volumes or its node fail."""
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from megatron_contract.environment import JOURNAL_FILE
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer import settings
+from megatron_trainer.launcher import pod
+from megatron_trainer.launcher.pod import Pod
+from megatron_trainer.telemetry.reporter import SOCKET_ENV, STACKS_ENV
+from megatron_trainer.telemetry.run_journal import RunJournal
+
+from tests.unit.trainer.checkpoints.test_selection import fail_reads
+
+
+def master(save: Path) -> Pod:
+    values = {"MEGATRON_PLATFORM": "cpu", "MEGATRON_RENDEZVOUS_TIMEOUT": "1"}
+    return Pod(settings.read(values), ["--save", str(save), "--train-iters", "20"], lambda _text: None)
+
+
+def test_a_journal_that_cannot_be_read_ends_the_pod_to_be_tried_again(tmp_path: Path) -> None:
+    fail_reads(tmp_path / JOURNAL_FILE)
+    ending = master(tmp_path)._open_journal()
+    assert ending is not None
+    assert ending.code == ExitCode.WORKER_DIED
+    assert os.strerror(errno.EIO) in ending.message
+
+
+@pytest.fixture
+def without_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A pod starts no process and no server, and leaves the streams and signals of the tests alone."""
+    monkeypatch.setattr(pod, "ForkServer", lambda _warm_up: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(pod, "replace_streams", lambda: None)
+    monkeypatch.setattr(Pod, "_serve_progress", lambda _pod: None)
+    for name in (SOCKET_ENV, STACKS_ENV):
+        monkeypatch.setenv(name, "")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_an_error_of_the_system_is_worth_another_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_pod: Pod) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Pod, "_preflight", fail)
+    ending, _ = master(tmp_path).run()
+    assert ending.code == ExitCode.WORKER_DIED
+    pending = RunJournal(tmp_path, print).pending
+    assert pending is not None
+    assert pending.cause == ending.message == "launcher error: OSError: [Errno 5] Input/output error"
