@@ -100,6 +100,17 @@ def read_holder(save: Path) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
+def was_held(save: Path) -> bool:
+    """Whether a launcher has held the lease of `save`, also if that cannot be found out now."""
+    try:
+        (save / LEASE_FILE).stat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def require_lease(save: Path, incarnation: str) -> None:
     """Raise LeaseLostError unless `incarnation` holds the lease, or no holder is known."""
     holder = read_holder(save)

@@ -12,7 +12,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.progress import ProgressReport
 
 from megatron_trainer import engine
-from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, read_holder
+from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, was_held
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.checkpoints.volume import describe_write_error
 from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
@@ -133,7 +133,7 @@ class Pod:
                 return Ending(ExitCode.USAGE, f"checkpoints: {problem}")
         if save is not None:
             lease = CheckpointLease(save, self._incarnation, self._settings.run_id)
-            written_before = bool(read_holder(save))
+            written_before = was_held(save)
             try:
                 if written_before:
                     self._checkpoints.retry_until_writable(lease.acquire)

@@ -12,6 +12,7 @@ from megatron_trainer.checkpoints.checkpoint_lease import (
     read_holder,
     require_generation,
     require_lease,
+    was_held,
 )
 from megatron_trainer.telemetry.run_journal import RunJournal
 
@@ -77,6 +78,16 @@ def test_a_holder_that_appears_while_the_lease_is_acquired_is_waited_for(
     late.acquire()
     late.await_fence()
     assert len(waits) == 1
+
+
+def test_a_lease_that_cannot_be_looked_up_counts_as_one_that_was_held(tmp_path: Path) -> None:
+    assert not was_held(tmp_path / "new")
+    (tmp_path / LEASE_FILE).symlink_to(LEASE_FILE)
+    assert was_held(tmp_path)
+    (tmp_path / LEASE_FILE).unlink()
+    assert not was_held(tmp_path)
+    CheckpointLease(tmp_path, "first", "run").acquire()
+    assert was_held(tmp_path)
 
 
 def test_acquiring_leaves_only_the_lease_file(tmp_path: Path) -> None:

@@ -57,3 +57,12 @@ def test_an_error_of_the_system_is_worth_another_pod(tmp_path: Path, monkeypatch
     pending = RunJournal(tmp_path, print).pending
     assert pending is not None
     assert pending.cause == ending.message == "launcher error: OSError: [Errno 5] Input/output error"
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_a_directory_that_cannot_be_read_may_have_been_written_before(tmp_path: Path) -> None:
+    save = tmp_path / "save"
+    save.symlink_to(save.name)
+    ending, _ = master(save).run()
+    assert ending.code == ExitCode.WORKER_DIED
+    assert "this run has written it before" in ending.message
