@@ -83,6 +83,12 @@ class CheckpointManager:
                 return iteration
         return selection.newest_complete(save, ckpt_format)
 
+    def newest_to_load(self) -> int | None:
+        """Return the newest complete iteration, also of a non-persistent checkpoint. Raises OSError."""
+        fast = self._flags.fast
+        local = None if fast is None else selection.newest_complete(fast, self._flags.ckpt_format)
+        return max((each for each in (self.newest(), local) if each is not None), default=None)
+
     def report_newest(self) -> None:
         """On node 0: check and report the newest checkpoint now, so that no other pod need check it."""
         if self._lease is not None:

@@ -210,9 +210,9 @@ class GangAgent(RankGroup):
     def _use_restart(self, ending: Ending, report: FailureReport | None) -> _Restart:
         """Count one restart of this pod's ranks. Raises RunEndedError if none is left."""
         if self._restarts:
-            # The ranks may have died before their last checkpoint was reported.
+            # The ranks may have died before their last checkpoint was reported. No non-persistent one is.
             with contextlib.suppress(OSError):
-                self._reset_restarts(self._checkpoints.newest())
+                self._reset_restarts(self._checkpoints.newest_to_load())
         self._restarts += 1
         limit = self._worker_group.spec.max_restarts
         if self._restarts > limit:

@@ -68,6 +68,15 @@ def test_the_newest_checkpoint_of_both_directories_is_loaded(run: Run) -> None:
     assert run.trackers() == ("20", "24")
 
 
+def test_the_newest_checkpoint_to_load_is_that_of_both_directories(run: Run) -> None:
+    assert (run.checkpoints.newest_to_load(), run.checkpoints.newest()) == (24, 20)
+    write_checkpoint(run.save, 30)
+    assert run.checkpoints.newest_to_load() == 30
+    for path in run.fast.glob("iter_*/.metadata"):
+        path.unlink()
+    assert run.checkpoints.newest_to_load() == 30
+
+
 def test_a_broken_non_persistent_checkpoint_is_deleted_because_megatron_reads_all_names_there(
     run: Run,
 ) -> None:

@@ -34,7 +34,7 @@ def agent_started_from(iteration: int, newest: int) -> Any:
     agent._restarts = LIMIT
     agent._checkpoint_at_start = iteration
     agent._worker_group = SimpleNamespace(spec=SimpleNamespace(max_restarts=LIMIT))
-    agent._checkpoints = SimpleNamespace(newest=lambda: newest)
+    agent._checkpoints = SimpleNamespace(newest_to_load=lambda: newest)
     agent._status = Status(node_rank=0, train_iters=20)
     agent._status.set_checkpoint(iteration, 0.0)
     agent._end_pod = end_pod
@@ -58,7 +58,7 @@ def cannot_read() -> int:
 
 def test_checkpoints_that_cannot_be_read_renew_no_restarts() -> None:
     agent = agent_started_from(12, newest=16)
-    agent._checkpoints.newest = cannot_read
+    agent._checkpoints.newest_to_load = cannot_read
     with pytest.raises(EndedError):
         agent._use_restart(Ending(ExitCode.WORKER_DIED, "out of memory"), None)
 
