@@ -6,6 +6,7 @@ and the newest checkpoint, which it alone checks.
 """
 
 import json
+import threading
 import time
 from dataclasses import replace
 
@@ -20,6 +21,9 @@ from megatron_trainer.telemetry.stragglers import StragglerDetector
 
 _SYNC_SECONDS = 0.5
 _STEP_TIMES_SECONDS = 3.0
+# How long the exchange waits for files of the run. A volume may never respond, and the ranks that hang on it
+# must be noticed.
+_READ_SECONDS = 2.0
 
 
 class TelemetrySync:
@@ -46,6 +50,8 @@ class TelemetrySync:
         self._generation = 0
         self._synced_at = 0.0
         self._shared_summary = ""
+        self._summary: RunSummary | None = None
+        self._reader: threading.Thread | None = None
         self.latest: IterationRecord | None = None
         """The last iteration that was shared or received."""
 
@@ -103,14 +109,29 @@ class TelemetrySync:
             self._gang.share(f"{name}/{self._gang.node_rank}", text)
             self._shared[name] = text
 
+    def _read(self, journal: RunJournal) -> None:
+        """Update the journal and its summary on a thread; both stay as they are until the volume responds."""
+        if self._reader is not None and self._reader.is_alive():
+            return
+        generation, loaded_at, latest = self._gang.generation, self._status.loaded_at, self.latest
+
+        def read() -> None:
+            if loaded_at is not None:
+                journal.record_loaded(generation, loaded_at)
+            journal.update(latest)
+            self._summary = journal.summary()
+
+        self._reader = threading.Thread(target=read, daemon=True, name="journal")
+        self._reader.start()
+        self._reader.join(_READ_SECONDS)
+
     def _share_summary(self, journal: RunJournal) -> None:
-        loaded_at = self._status.loaded_at
-        if loaded_at is not None:
-            journal.record_loaded(self._gang.generation, loaded_at)
-        journal.update(self.latest)
+        self._read(journal)
+        if self._summary is None:
+            return
         report = self._status.report
         summary = replace(
-            journal.summary(),
+            self._summary,
             warnings=report.warnings,
             stragglers=self._stragglers,
             memory=self._fullest,

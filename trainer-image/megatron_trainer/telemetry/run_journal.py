@@ -7,6 +7,7 @@ memory only.
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +68,7 @@ class _Stored(Message):
 
 
 class RunJournal:
-    """What node 0 knows of the whole run. Times are Unix seconds.
+    """What node 0 knows of the whole run. Times are Unix seconds. Safe in several threads.
 
     `policy` is the memory of the retry policy, written with the rest. `generation` is the last one that
     started, 0 before the first; it counts on when all pods are replaced. Raises OSError if the files cannot
@@ -77,6 +78,7 @@ class RunJournal:
     def __init__(self, save: Path | None, log: Callable[[str], None]) -> None:
         self._path = None if save is None else save / JOURNAL_FILE
         self._log = log
+        self._lock = threading.RLock()
         self._progress_log = ProgressLog(None if save is None else save / PROGRESS_FILE)
         self._validation_log = ValidationLog(None if save is None else save / VALIDATION_FILE)
         stored, self._pending, self.policy = self._read()
@@ -103,21 +105,22 @@ class RunJournal:
 
     def write(self) -> None:
         """Replace the file atomically. An error is logged: a full volume does not stop the run here."""
-        if self._path is None:
-            return
-        temporary = self._path.with_name(f".{JOURNAL_FILE}.{os.getpid()}")
-        stored = _Stored(self._first_started_at, self.generation, tuple(self._incidents))
-        value = {
-            "schema": JOURNAL_SCHEMA,
-            **stored.to_json(),
-            "pending": self._pending.to_json() if self._pending else None,
-            "policy": self.policy,
-        }
-        try:
-            temporary.write_text(json.dumps(value))
-            temporary.replace(self._path)
-        except OSError as error:
-            self._log(f"cannot write {self._path}: {error}")
+        with self._lock:
+            if self._path is None:
+                return
+            temporary = self._path.with_name(f".{JOURNAL_FILE}.{os.getpid()}")
+            stored = _Stored(self._first_started_at, self.generation, tuple(self._incidents))
+            value = {
+                "schema": JOURNAL_SCHEMA,
+                **stored.to_json(),
+                "pending": self._pending.to_json() if self._pending else None,
+                "policy": self.policy,
+            }
+            try:
+                temporary.write_text(json.dumps(value))
+                temporary.replace(self._path)
+            except OSError as error:
+                self._log(f"cannot write {self._path}: {error}")
 
     def set_pending(self, report: FailureReport) -> None:
         """Store why this pod ends, for its replacement, which finds no store to read it from."""
@@ -149,46 +152,49 @@ class RunJournal:
         according to the gang's store, for a run without a progress file. `met_at`: when all pods had met,
         Unix seconds. Raises OSError.
         """
-        # First what may fail: nothing is recorded then.
-        self._progress_log.read_new()
-        self._validation_log.discard_after(resumed_from or 0, generation)
-        last = self._progress_log.last or latest
-        if report is not None:
-            # A generation without a step has no step to measure from: the time counts for the incident
-            # before.
-            idle = bool(self._incidents) and self._incidents[-1].first_step_at is None
-            incident = new_incident(
-                generation=generation,
-                report=report,
-                iteration=None if last is None else last.iteration,
-                last_step_at=None if last is None or idle else last.time,
-                resumed_from=resumed_from,
-                met_at=met_at,
-            )
-            self._incidents = [*self._incidents, incident][-MAX_INCIDENTS:]
-        self._progress_log.rewind(resumed_from or 0)
-        self.generation = generation
-        self._pending = None
-        self.write()
+        with self._lock:
+            # First what may fail: nothing is recorded then.
+            self._progress_log.read_new()
+            self._validation_log.discard_after(resumed_from or 0, generation)
+            last = self._progress_log.last or latest
+            if report is not None:
+                # A generation without a step has no step to measure from: the time counts for the incident
+                # before.
+                idle = bool(self._incidents) and self._incidents[-1].first_step_at is None
+                incident = new_incident(
+                    generation=generation,
+                    report=report,
+                    iteration=None if last is None else last.iteration,
+                    last_step_at=None if last is None or idle else last.time,
+                    resumed_from=resumed_from,
+                    met_at=met_at,
+                )
+                self._incidents = [*self._incidents, incident][-MAX_INCIDENTS:]
+            self._progress_log.rewind(resumed_from or 0)
+            self.generation = generation
+            self._pending = None
+            self.write()
 
     def record_loaded(self, generation: int, at: float) -> None:
         """Record when a rank of this pod had loaded its part of the checkpoint; the last one counts."""
-        if not self._incidents:
-            return
-        newest = self._incidents[-1]
-        if newest.generation == generation and newest.first_step_at is None:
-            self._incidents[-1] = replace(newest, loaded_at=max(at, newest.loaded_at or at))
+        with self._lock:
+            if not self._incidents:
+                return
+            newest = self._incidents[-1]
+            if newest.generation == generation and newest.first_step_at is None:
+                self._incidents[-1] = replace(newest, loaded_at=max(at, newest.loaded_at or at))
 
     def update(self, latest: IterationRecord | None) -> None:
         """Record the iterations done since the last call; `latest` as for `start_generation`."""
-        records: Sequence[IterationRecord] = []
-        # The volume may not respond for a moment, which is no reason to stop the ranks.
-        with contextlib.suppress(OSError):
-            records = self._progress_log.read_new()
-        if self._path is None and latest is not None:
-            records = [latest]
-        if sum(self._record_step(record) for record in records):
-            self.write()
+        with self._lock:
+            records: Sequence[IterationRecord] = []
+            # The volume may not respond for a moment, which is no reason to stop the ranks.
+            with contextlib.suppress(OSError):
+                records = self._progress_log.read_new()
+            if self._path is None and latest is not None:
+                records = [latest]
+            if sum(self._record_step(record) for record in records):
+                self.write()
 
     def _record_step(self, record: IterationRecord) -> bool:
         """Set the times of the newest incident that `record` completes. Returns whether there were any."""
@@ -204,18 +210,19 @@ class RunJournal:
 
     def summary(self) -> RunSummary:
         """Return the fields of /progress that come from the journal."""
-        with contextlib.suppress(OSError):
-            self._validation_log.read_new()
-        last, best = self._validation_log.last, self._validation_log.best
-        return RunSummary(
-            incidents=tuple(self._incidents),
-            useful_seconds=round(self._progress_log.useful_seconds, 3),
-            first_started_at=self._first_started_at,
-            save_seconds=round(self._progress_log.save_seconds, 3),
-            evaluate_seconds=round(self._progress_log.evaluate_seconds, 3),
-            validation_iteration=None if last is None else last.iteration,
-            validation_loss=None if last is None else last.lm_loss,
-            best_validation_iteration=None if best is None else best.iteration,
-            best_validation_loss=None if best is None else best.lm_loss,
-            evaluations=self._validation_log.summary(),
-        )
+        with self._lock:
+            with contextlib.suppress(OSError):
+                self._validation_log.read_new()
+            last, best = self._validation_log.last, self._validation_log.best
+            return RunSummary(
+                incidents=tuple(self._incidents),
+                useful_seconds=round(self._progress_log.useful_seconds, 3),
+                first_started_at=self._first_started_at,
+                save_seconds=round(self._progress_log.save_seconds, 3),
+                evaluate_seconds=round(self._progress_log.evaluate_seconds, 3),
+                validation_iteration=None if last is None else last.iteration,
+                validation_loss=None if last is None else last.lm_loss,
+                best_validation_iteration=None if best is None else best.iteration,
+                best_validation_loss=None if best is None else best.lm_loss,
+                evaluations=self._validation_log.summary(),
+            )
