@@ -60,11 +60,12 @@ def _files(cache: Path) -> set[str]:
 
 
 def take(cache: Path, folder: Path | None = None) -> int:
-    """Copy to `cache` what is missing there of the run's index. Returns the number of copied files.
+    """Copy to `cache` what is missing or torn there of the run's index. Returns the number of copied files.
 
     Megatron unpickles what an index names as objects: a file with such is left where it is. Errors are not
     raised, as Megatron builds what is missing.
     """
+    _remove_torn(cache)
     folder = folder or folder_of(cache)
     copied = 0
     try:
@@ -92,3 +93,20 @@ def take(cache: Path, folder: Path | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"the index in {folder} is not used: {error}", flush=True)
     return copied
+
+
+def _remove_torn(cache: Path) -> None:
+    """Remove arrays that a killed rank 0 has half written: Megatron takes whatever is there for a whole one.
+
+    A file that cannot be read stays, as an error of the volume is no damage: Megatron meets it itself.
+    """
+    for name in sorted(_files(cache)):
+        path = cache / name
+        if path.suffix != ".npy" or not INDEX_FILE.fullmatch(name):
+            continue
+        with contextlib.suppress(OSError):
+            try:
+                np.load(path, mmap_mode="r", allow_pickle=False)
+            except (EOFError, ValueError) as error:
+                path.unlink()
+                print(f"{path} is not whole and is built again: {error}", flush=True)
