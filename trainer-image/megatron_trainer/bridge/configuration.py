@@ -66,6 +66,7 @@ from megatron_trainer.bridge.starting_weights import StartingWeights
 from megatron_trainer.platform import gpu
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
+from megatron_trainer.worker.read_errors import is_temporary
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
 _OURS = (
@@ -157,6 +158,8 @@ def make(run: BridgeRun, start: Start | None) -> tuple[Any, StartingWeights | No
         with whole:
             config = _call(run)
     except OSError as error:
+        if is_temporary(error):
+            raise
         raise RankError(
             ExitCode.BAD_DATA,
             f"{run.function} reads a model's configuration: {' '.join(str(error).split())[:300]}; set "

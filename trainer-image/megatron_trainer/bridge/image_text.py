@@ -22,6 +22,7 @@ from megatron_trainer.bridge.lines import Lines
 from megatron_trainer.bridge.omni_batches import PROCESSOR as OF_QWEN
 from megatron_trainer.bridge.sample_files import SampleLineError
 from megatron_trainer.bridge.sound import Sound, decode
+from megatron_trainer.worker.read_errors import is_temporary
 
 FILES = ("training.jsonl", "validation.jsonl")
 _OF_BOTH = (OF_QWEN, nemotron_batches.NemotronOmniProcessor.__name__)
@@ -154,7 +155,10 @@ class _Samples(_Conversations):
 
 
 def sample(path: Path, number: int) -> dict[str, Any]:
-    """Return the conversation of a line, counted from 0, with its media. Raises SampleLineError."""
+    """Return the conversation of a line, counted from 0, with its media.
+
+    Raises SampleLineError, and OSError for a volume that cannot be read for a while.
+    """
     return _read(Lines(path)[number], f"{path}:{number + 1}")
 
 
@@ -163,6 +167,8 @@ def _read(line: bytes, place: str) -> dict[str, Any]:
     try:
         return {"conversation": load_media(json.loads(line)["messages"])}
     except Exception as error:  # whatever a decoder raises for a file that has changed
+        if is_temporary(error):
+            raise
         raise SampleLineError(f"{place}: {' '.join(str(error).split())}") from error
 
 

@@ -2,6 +2,8 @@
 
 A sample is two files of one name: KEY.pth, a tensor of latents, and KEY.pickle, the embeddings of its text.
 Others, such as KEY.json, are not read. A pickle may run any code; here it may name tensors only.
+
+A volume that cannot be read for a while raises OSError, and not SampleLineError.
 """
 
 import io
@@ -15,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from megatron_trainer.bridge.sample_files import SampleLineError
+from megatron_trainer.worker.read_errors import is_temporary
 
 SUFFIX: Final = "*.tar"
 _PARTS: Final = ("pth", "pickle")
@@ -72,6 +75,8 @@ def _places(tar: Path) -> list[Place]:
                     key = f"{folder}/{stem}" if folder else stem
                     found.setdefault(key, {})[suffix] = (member.offset_data, member.size)
     except (OSError, tarfile.TarError) as error:
+        if is_temporary(error):
+            raise
         raise SampleLineError(f"{tar}: {error}") from error
     for key, parts in found.items():
         for missing in {*_PARTS} - parts.keys():
@@ -89,6 +94,8 @@ def read(place: Place) -> Latents:
     except SampleLineError:
         raise
     except Exception as error:  # a pickle raises anything
+        if is_temporary(error):
+            raise
         reason = " ".join(str(error).split())[:300]
         raise SampleLineError(f"{place}: {type(error).__name__}: {reason}") from error
 

@@ -10,6 +10,7 @@ from megatron_trainer.bridge import configuration
 from megatron_trainer.bridge.chat_tokens import AnswerError, ids_of, tokenize
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.worker.failures import RankError
+from megatron_trainer.worker.read_errors import is_temporary
 
 
 class SampleLineError(TrainerError):
@@ -65,6 +66,8 @@ def _check_images(dataset: Any) -> None:
     try:
         processor = image_text.load_processor(dataset.processor_path)
     except (OSError, ValueError, ImportError) as error:
+        if is_temporary(error):
+            raise
         text = f"init.modelFolder: {dataset.processor_path} has no processor of its samples: {error}"
         raise RankError(ExitCode.BAD_DATA, f"{text}; copy preprocessor_config.json there") from error
     if dataset.dataset_root is None:
@@ -76,6 +79,8 @@ def _check_images(dataset: Any) -> None:
         except SampleLineError as error:
             raise RankError(ExitCode.BAD_DATA, str(error)) from error
         except Exception as error:  # whatever a processor raises
+            if is_temporary(error):
+                raise
             raise RankError(ExitCode.BAD_DATA, f"{path}:1: {' '.join(str(error).split())}") from error
 
 
@@ -89,6 +94,8 @@ def name_lines() -> None:
         try:
             return inner(dataset, index)
         except Exception as error:  # whatever a template of the user raises
+            if is_temporary(error):
+                raise
             reason = " ".join(str(error).split()) or type(error).__name__
             raise SampleLineError(f"{dataset.file_path}:{_line(dataset, index)}: {reason}") from error
 

@@ -19,6 +19,7 @@ from megatron_trainer.checkpoints.selection import read_tracker
 from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
+from megatron_trainer.worker.read_errors import is_temporary
 
 _NO_DRIVER = (
     "no NVIDIA driver in this container (libcuda.so.1 cannot be loaded): the pod must request GPUs "
@@ -35,13 +36,15 @@ def parse(argv: Sequence[str]) -> Any:
     """Have Megatron parse and validate its flags and build its tokenizer. Returns Megatron's args.
 
     Raises RankError with USAGE if Megatron rejects a flag, BAD_DATA if the tokenizer or a data file is
-    missing.
+    missing, and OSError for a volume that cannot be read for a while.
     """
     sys.argv = ["megatron-train", *argv]
     argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign,assignment]
     try:
         args = parse_and_validate_args(args_defaults={"tokenizer_type": "HuggingFaceTokenizer"})
-    except (FileNotFoundError, OSError) as error:
+    except OSError as error:
+        if is_temporary(error):
+            raise
         raise RankError(ExitCode.BAD_DATA, f"tokenizer: {describe(error)}") from error
     except (*FLAG_REJECTIONS, RuntimeError) as error:
         raise flags_refused(error) from error

@@ -1,9 +1,12 @@
-"""Which checkpoint a rank with Megatron FSDP looks for."""
+"""Which checkpoint a rank with Megatron FSDP looks for, and how it ends without its tokenizer."""
 
+import argparse
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.checkpoints.selection import TRACKER
 
 pytest.importorskip("megatron.training", reason="make setup-trainer")
@@ -53,3 +56,22 @@ def test_a_planned_iteration_is_looked_for_where_its_tracker_is_not_seen_yet(
     with pytest.raises(InterruptedError):
         main._train(["--save", str(tmp_path)], object(), False)  # type: ignore[arg-type]
     assert seen == [str(tmp_path) if load else None]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "code"), [("/proc/self/mem", ExitCode.WORKER_DIED), ("/gone/vocabulary", ExitCode.BAD_DATA)]
+)
+def test_a_tokenizer_that_the_volume_does_not_return_is_no_wrong_data(
+    tokenizer: str, code: ExitCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads of address 0 of a process's memory fail with EIO."""
+    from megatron_trainer.worker import arguments
+    from megatron_trainer.worker.failures import classify
+
+    # Restored after the test.
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)
+    monkeypatch.setattr(arguments, "parse_and_validate_args", lambda **_: Path(tokenizer).read_bytes())
+    with pytest.raises(Exception, match=r"Input/output|No such file") as raised:
+        arguments.parse([])
+    assert classify(raised.value).code == code
