@@ -218,7 +218,7 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	  tests/trainer/test_packing.py tests/trainer/test_packed_attention.py tests/trainer/test_packed_chats.py \
 	  tests/trainer/test_packed_training.py tests/trainer/test_diffusion.py \
 	  tests/trainer/test_bridge_index.py tests/trainer/test_bridge_validation_sets.py \
-	  tests/trainer/test_line_index.py tests/trainer/test_read_errors.py
+	  tests/trainer/test_line_index.py tests/trainer/test_read_errors.py tests/trainer/test_bridge_hooks.py
 
 .PHONY: bridge-recipes
 bridge-recipes: setup-bridge ## Train a small model of every function that starts by Megatron-Bridge, on one rank (minutes)

@@ -21,7 +21,7 @@ from megatron.core.num_microbatches_calculator import get_current_global_batch_s
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import global_vars
 
-from megatron_trainer.bridge import diffusion
+from megatron_trainer.bridge import diffusion, qwen3_omni
 from megatron_trainer.checkpoints import bucket_padding, extra_states, optimizer_chain, own_schedule
 from megatron_trainer.telemetry.sample_log import SKIPPED
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
@@ -58,6 +58,10 @@ class BridgeHooks(MegatronHooks):
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         for module in (gpt_step, vlm_step):
             self._wrap("forward_step", self._forward, module)
+        if qwen3_omni.trains(self._config.model):
+            from megatron.bridge.models.qwen_omni import qwen3_omni_step
+
+            self._wrap("forward_step", self._forward, qwen3_omni_step)
         for step in diffusion.steps() if diffusion.is_diffusion(self._config) else ():
             self._wrap("__call__", self._forward, step)
         self._wrap("build_train_valid_test_data_loaders", self._samples.watch, loaders)
