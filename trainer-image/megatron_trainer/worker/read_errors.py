@@ -3,25 +3,19 @@
 import errno
 from typing import Final
 
-_OF_THE_FILE: Final = frozenset(
-    {
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
-        *(errno.ELOOP, errno.ENAMETOOLONG),
-        errno.EINVAL,  # of a seek to an offset that only damaged bytes ask for
-    }
+_OF_VOLUMES: Final = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO}
 )
-"""Errors that the next read meets too."""
+"""Errors of disks and of mounts whose server or daemon does not respond. A hub that cannot be reached has
+others, and stays so: a refused connection, a name that is not known, a network without a route."""
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised for, is of a volume or a network: a retry may read it.
-
-    Libraries raise OSErrors without a number for files whose content is wrong.
-    """
+    """Whether an error, or one that it was raised for, is of a volume: a retry may read it."""
     seen: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in seen:
-        if isinstance(each, OSError) and each.errno is not None and each.errno not in _OF_THE_FILE:
+        if isinstance(each, OSError) and each.errno in _OF_VOLUMES:
             return True
         seen.append(each)
         each = each.__cause__ or each.__context__

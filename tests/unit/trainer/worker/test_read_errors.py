@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_a_file_that_is_missing_or_closed_stays_so(code: int) -> None:
     error = OSError(code, os.strerror(code))
     assert not is_temporary(error)
     assert not is_temporary(raised_by_a_library(error, explicitly=True))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), socket.gaierror(socket.EAI_AGAIN, "name")],
+)
+def test_a_hub_that_cannot_be_reached_is_no_volume(error: OSError) -> None:
+    assert not is_temporary(raised_by_a_library(error, explicitly=False))
 
 
 @pytest.mark.parametrize("error", [OSError("no tokenizer in this folder"), ValueError("no number")])
