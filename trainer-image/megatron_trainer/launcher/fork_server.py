@@ -316,6 +316,9 @@ class _Server:
     def _kill_all(self) -> None:
         for pid in self._children:
             _kill_group(pid)
+            # One that was just forked leads no group yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         # What left the group does not wait for a reader while this waits for its end.
         for tail in self._tails():
             tail.finish()

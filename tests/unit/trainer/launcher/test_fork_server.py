@@ -112,6 +112,25 @@ def test_stop_waits_until_ranks_and_helpers_are_gone(fork_server: ForkServer, tm
     assert not psutil.pid_exists(pids[0])
 
 
+def test_stop_kills_a_rank_that_does_not_lead_its_session_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reached = tmp_path / "reached"
+
+    def stay() -> None:
+        reached.touch()
+        time.sleep(600)
+
+    monkeypatch.setattr(os, "setsid", stay)
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0))
+    pids = fork_server.start({0: {"EXIT": "0"}})
+    wait_for(lambda: reached.exists() or None)
+    fork_server.stop()
+    assert not psutil.pid_exists(pids[0])
+    assert fork_server.exited(0) == {0: -signal.SIGKILL}
+    fork_server.close()
+
+
 def test_ranks_and_helpers_end_with_the_launcher(tmp_path: Path) -> None:
     fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0))
     pids = fork_server.start({0: {"PID_FILE": str(tmp_path / "helper")}})
