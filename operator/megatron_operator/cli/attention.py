@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.api.status import Straggler
+from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.lifecycle.stragglers import describe
 
 Object = dict[str, Any]
@@ -25,13 +26,16 @@ def attention(status: Object) -> Iterator[tuple[str, str]]:
     for condition in _conditions(status):
         head = _head(condition)
         yield "condition", f"{head}: {condition.get('message') or ''}".rstrip(": ")
-    slow = [
-        Straggler.model_validate(each) for each in status.get("stragglers") or [] if not each.get("until")
-    ]
+    slow = [each for each in stragglers(status) if not each.until]
     for pod in dict.fromkeys(each.pod for each in slow):
         yield "slow", describe([each for each in slow if each.pod == pod])
     for warning in status.get("warnings") or []:
         yield "warning", f"{warning['reason']}: {warning['message']}"
+
+
+def stragglers(status: Object) -> list[Straggler]:
+    """The slow ranks of a status, as far as this version knows their fields."""
+    return read_status({"stragglers": status.get("stragglers")})[0].stragglers or []
 
 
 def reason_to_wait(status: Object) -> str | None:

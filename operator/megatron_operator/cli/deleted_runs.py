@@ -31,11 +31,16 @@ def read_records(kubectl: Kubectl, operator_namespace: str) -> list[Records] | s
     except CommandError as error:
         return error.errors[0].message
     if not found:
-        return f"namespace {operator_namespace} has no ConfigMap megatron-ledger-*"
+        return no_records(operator_namespace)
     try:
         return [Records.read(each.get("data")) for each in found]
     except RecordError as error:
         return str(error)
+
+
+def no_records(operator_namespace: str) -> str:
+    """Why nothing is known of deleted runs: the operator is in another namespace, or records nothing."""
+    return f"namespace {operator_namespace} has no ConfigMap megatron-ledger-*"
 
 
 def deleted_runs(

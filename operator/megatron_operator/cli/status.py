@@ -35,7 +35,7 @@ def command(name: str, watch: bool, kubectl: Kubectl, output: str) -> None:
 
 
 def _show(read: Callable[[], dict[str, object]], *, watch: bool) -> None:
-    from megatron_operator.cli.run_status import INTERVAL, is_over, status_lines
+    from megatron_operator.cli.run_status import INTERVAL, is_outdated, is_over, status_lines
     from megatron_operator.cli.tables import output_width
 
     shown = None
@@ -48,7 +48,7 @@ def _show(read: Callable[[], dict[str, object]], *, watch: bool) -> None:
             for line in status_lines(recipe, time.time(), output_width()):
                 click.echo(line)
             shown = status
-        if not watch or is_over(recipe):
+        if not watch or (is_over(recipe) and not is_outdated(recipe)):
             return
         try:
             time.sleep(INTERVAL)

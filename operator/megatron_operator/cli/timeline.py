@@ -9,6 +9,7 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import LostSeconds
 from megatron_operator.api.status import Straggler
 from megatron_operator.api.times import seconds
+from megatron_operator.cli.attention import stragglers
 from megatron_operator.lifecycle.stragglers import describe
 
 Object = dict[str, Any]
@@ -50,7 +51,7 @@ def timeline(recipe: Object, events: Sequence[Object]) -> list[TimelineEntry]:
     """All entries, oldest first. An Event or condition that only repeats an incident is left out."""
     status = recipe.get("status") or {}
     incidents = [_incident(each) for each in (status.get("recovery") or {}).get("history") or []]
-    slow = [_straggler(each) for each in status.get("stragglers") or []]
+    slow = [_straggler(each) for each in stragglers(status)]
     reported = [event for event in map(_event, events) if not _repeats(event, incidents)]
     if slow:
         # Each is in the status, which outlives its Event.
@@ -75,11 +76,11 @@ def _incident(incident: Object) -> TimelineEntry:
     )
 
 
-def _straggler(straggler: Object) -> TimelineEntry:
-    until = straggler.get("until")
+def _straggler(straggler: Straggler) -> TimelineEntry:
+    until = straggler.until
     end = f"; until {until[:19].replace('T', ' ')}" if until else "; still slow"
-    text = describe([Straggler.model_validate(straggler)]) + end
-    return TimelineEntry(straggler["since"], "straggler", Reason.SLOW_RANK, text, warning=True)
+    text = describe([straggler]) + end
+    return TimelineEntry(straggler.since, "straggler", Reason.SLOW_RANK, text, warning=True)
 
 
 def _event(event: Object) -> TimelineEntry:

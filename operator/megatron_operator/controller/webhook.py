@@ -7,6 +7,7 @@ same message.
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,9 +30,17 @@ CERTIFICATES_INTERVAL: Final = 30.0
 LARGEST_REVIEW: Final = 8 * 2**20
 """Bytes of the largest review that is read."""
 REVIEW_SECONDS: Final = 4.0
-"""Wall time for one review; the API server waits for 5 s by the chart's default."""
+"""Wall time for one review of which the API server does not name its patience."""
+MARGIN: Final = 1.0
+"""Seconds before the end of its patience at which a review is answered, planned or not."""
 UNPROCESSABLE: Final = 422
 """HTTP status code of a refused object, as of one that the API server's schema refuses."""
+
+
+def review_seconds(query: Mapping[str, str]) -> float:
+    """Wall time for a review: the API server adds `timeout`, in whole seconds such as `5s`, to the URL."""
+    found = re.fullmatch(r"([0-9]+)s", query.get("timeout", ""))
+    return REVIEW_SECONDS if found is None else max(MARGIN / 2, int(found[1]) - MARGIN)
 
 
 def admission_review(uid: str, verdict: Verdict) -> dict[str, Any]:
@@ -93,9 +102,10 @@ class Webhook:
             uid = request["uid"]
         except (ValueError, TypeError, KeyError):
             return web.Response(status=400, text="expected an AdmissionReview")
-        return web.json_response(admission_review(uid, await self._verdict(request)))
+        verdict = await self._verdict(request, review_seconds(http.query))
+        return web.json_response(admission_review(uid, verdict))
 
-    async def _verdict(self, request: Mapping[str, Any]) -> Verdict:
+    async def _verdict(self, request: Mapping[str, Any], limit: float) -> Verdict:
         if not self._settings.serves(request["namespace"]):
             return Verdict()
         try:
@@ -107,7 +117,7 @@ class Webhook:
             return Verdict()
         namespace = request["namespace"]
         try:
-            async with asyncio.timeout(REVIEW_SECONDS):
+            async with asyncio.timeout(limit):
                 verdict: Verdict = await self._worker.call(
                     review, request, config=config, namespace=namespace
                 )

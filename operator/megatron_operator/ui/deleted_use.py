@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from megatron_operator.cli.deleted_runs import no_records
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import CONFIG_MAPS as RESOURCE
 from megatron_operator.lifecycle.usage_records import CONFIG_MAPS, RecordError, Records
@@ -44,8 +45,9 @@ class DeletedUse:
     async def _read(self) -> list[Records] | str:
         try:
             async with self._connection.client() as api:
-                found = [await api.get(RESOURCE, self._operator_namespace, name) for name in CONFIG_MAPS]
-            return [Records.read(each.get("data")) for each in found if each is not None]
+                read = [await api.get(RESOURCE, self._operator_namespace, name) for name in CONFIG_MAPS]
+            found = [Records.read(each.get("data")) for each in read if each is not None]
+            return found or no_records(self._operator_namespace)
         except ApiError as error:
             return error.message
         except (ClusterUnreachableError, RecordError) as error:

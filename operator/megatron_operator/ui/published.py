@@ -74,7 +74,7 @@ class PublishedRecipes:
             spec, hardware = _with_hardware(recipe)
         body = {key: recipe.get(key) for key in ("apiVersion", "kind")} | {"spec": spec, "metadata": names}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _MAIN, "diff", "-f", "-", "-o", "json", *self._options,
+            sys.executable, "-P", "-c", _MAIN, "diff", "-f", "-", "-o", "json", *self._options,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:

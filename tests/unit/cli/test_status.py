@@ -207,6 +207,17 @@ def test_watch_prints_each_change_once_and_ends_with_the_run(
     assert len((answers / "calls").read_text().splitlines()) == 3
 
 
+def test_watch_goes_on_until_the_newest_edit_of_a_run_that_had_ended_is_observed(
+    answers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_operator.cli.run_status.INTERVAL", 0.0)
+    refused = {"phase": "Refused", "observedGeneration": 1}
+    answer(answers, refused, TRAINING, TRAINING | {"phase": "Succeeded"})
+    result = megatron("status", "run", "--watch")
+    assert result.exit_code == 0
+    assert result.stdout.count("phase       ") == 3
+
+
 @pytest.mark.usefixtures("answers")
 def test_a_missing_recipe_is_an_error() -> None:
     result = megatron("status", "run")
@@ -267,6 +278,7 @@ def test_the_best_checkpoint_and_its_export_are_shown_with_iteration_and_validat
 def test_ranks_that_are_slow_now_are_shown_by_pod() -> None:
     slow = {"pod": "worker-1", "node": "gpu-7", "iteration": 40, "since": "2026-01-01T11:00:00Z"}
     figures = {"slowdown": 1.84, "ownSeconds": 0.92, "peerSeconds": 0.5}
+    figures["aFieldOfALaterVersion"] = 1
     past = slow | figures | {"rank": 3, "until": "2026-01-01T11:20:00Z"}
     shown = lines(TRAINING | {"stragglers": [past, *(slow | figures | {"rank": rank} for rank in (8, 9))]})
     assert [line for line in shown if "times as long" in line] == [

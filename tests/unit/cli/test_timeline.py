@@ -139,10 +139,13 @@ def test_lost_time_is_a_sum_and_its_phases() -> None:
 def test_a_slow_rank_is_an_entry_and_its_event_is_left_out() -> None:
     slow = {
         "rank": 9, "pod": "worker-1", "node": "gpu-7", "iteration": 40, "slowdown": 1.84,
-        "ownSeconds": 0.92, "peerSeconds": 0.5, "since": "2026-01-01T11:00:00Z",
+        "ownSeconds": 0.92, "peerSeconds": 0.5, "since": "2026-01-01T11:00:00Z", "aFieldOfALaterVersion": 1,
     }  # fmt: skip
     found = recipe()
-    found["status"]["stragglers"] = [slow, slow | {"until": "2026-01-01T11:30:00Z"}]
+    found["status"]["stragglers"] = [
+        slow,
+        slow | {"until": "2026-01-01T11:30:00Z"},
+    ]
     entries = timeline(found, [event("2026-01-01T11:00:01Z", "SlowRank", "rank 9", type="Warning")])
     assert reasons(entries) == ["Created", "SlowRank", "SlowRank"]
     text = "rank 9 (worker-1 on gpu-7): 1.84 times as long as the peers for the own work"

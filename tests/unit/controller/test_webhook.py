@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.webhook import admission_review
+from megatron_operator.controller.webhook import admission_review, review_seconds
 from megatron_operator.lifecycle.desired import Config, desired_state
 from megatron_operator.lifecycle.review import Verdict, review
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -108,3 +108,13 @@ def test_a_change_that_is_incompatible_with_the_runs_checkpoints_is_denied(confi
     wider = SPEC | {"model": {"ffnHiddenSize": 16384}}
     [error] = review(request(wider, before=SPEC, status=trained), config).errors
     assert error.field == "spec.model.ffnHiddenSize"
+
+
+@pytest.mark.parametrize(
+    ("query", "seconds"),
+    [({"timeout": "5s"}, 4.0), ({"timeout": "15s"}, 14.0), ({"timeout": "1s"}, 0.5), ({}, 4.0)],
+)
+def test_a_review_is_answered_before_the_api_server_stops_waiting(
+    query: dict[str, str], seconds: float
+) -> None:
+    assert review_seconds(query) == seconds
