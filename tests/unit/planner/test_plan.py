@@ -229,6 +229,21 @@ def test_a_model_that_does_not_fit_names_a_sufficient_count(resolve: Any, few: i
     assert plan(resolve("llama3-70b", count)).world_size == count
 
 
+def test_a_sufficient_count_is_of_whole_nodes(resolve: Any) -> None:
+    [line] = refusal(resolve("llama3-70b", 6, per_node=6))
+    assert "; use 24 or more" in line
+    assert plan(resolve("llama3-70b", 24, per_node=6)).nodes == 4
+
+
+def test_the_only_layout_is_not_blamed_on_a_recipe_without_one(resolve: Any) -> None:
+    """With 11 pods of one accelerator no other size than DP divides the count."""
+    run: dict[str, Any] = {"per_node": 1, "training": {"globalBatchSize": 1100}}
+    [line] = refusal(resolve("llama3-70b", 11, **run))
+    assert line.startswith("spec.accelerator.count: on 11 accelerators even the most memory-efficient layout")
+    [line] = refusal(resolve("llama3-70b", 11, **run, parallelism={"tensorModelParallelSize": 1}))
+    assert line.startswith("spec.parallelism.tensorModelParallelSize: TP 1, PP 1, CP 1, DP 11 needs")
+
+
 def test_unknown_hardware_is_planned_without_memory(resolve: Any) -> None:
     p = plan(resolve("llama3-70b", 8, accelerator="unheard-of"))
     assert p.memory_per_gpu is not None

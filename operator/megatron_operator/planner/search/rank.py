@@ -299,8 +299,8 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         return
     smaller = with_which_it_fits(problem, ranking.too_large)
     instead = f", or {smaller}" if smaller else ""
-    if fully_requested and problem.world > 1:
-        pp = problem.asked.pipeline_model_parallel_size and not problem.fully_sharded
+    pp = problem.asked.pipeline_model_parallel_size and not problem.fully_sharded
+    if fully_requested and problem.world > 1 and (pp or problem.asked.tensor_model_parallel_size):
         name = "pipelineModelParallelSize" if pp else "tensorModelParallelSize"
         found.error(
             f"spec.parallelism.{name}",
@@ -382,13 +382,14 @@ def _size_to_relax(problem: PlanningProblem, layout: str, needs: str) -> FieldEr
 
 
 def _sufficient_count(problem: PlanningProblem) -> int | None:
-    """The first larger power of two on which a layout fits; none up to about 1024 times the count.
+    """The first larger count on which a layout fits, a power of two or so many nodes; none of ten counts.
 
     Multiples of an odd count divide experts and heads badly, and would be far too large.
     """
-    above = problem.world.bit_length()
-    for exponent in range(above, above + 10):
-        larger = problem.with_world_size(1 << exponent)
+    per_node, most = problem.resolved.per_node, problem.world.bit_length() + 10
+    counts = [1 << k for k in range((per_node - 1).bit_length())] + [per_node << k for k in range(most)]
+    for count in [each for each in counts if each > problem.world][:10]:
+        larger = problem.with_world_size(count)
         if any(_fits(larger, layout) for layout in valid_layouts(larger)):
-            return larger.world
+            return count
     return None
