@@ -152,6 +152,36 @@ def test_fp8_is_suggested_if_the_accelerator_supports_it(resolve: Any) -> None:
     assert "fp8Format" not in notes(resolve("llama3-8b", 8, accelerator="a100-80"))
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"training": {"bf16": False, "fp16": True}},
+        {"training": {"transformerImpl": "local"}},
+        {"parallelism": {"useMegatronFsdp": True}},
+    ],
+)
+def test_fp8_is_not_suggested_where_it_is_refused(resolve: Any, spec: dict[str, Any]) -> None:
+    assert "FP8 matrix products" not in notes(resolve("llama3.2-1b", 8, **spec))
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "remedy"),
+    [
+        (8, 32_768, "; contextParallelSize 2, 4 or 8 splits them"),
+        (4, 32_768, "; contextParallelSize 2 or 4 splits them"),
+        (8, 32_764, "; contextParallelSize 2 splits them"),
+        (1, 32_768, ""),
+    ],
+)
+def test_only_sizes_that_suit_count_and_length_are_named_for_long_sequences(
+    resolve: Any, count: int, length: int, remedy: str
+) -> None:
+    spec = {"training": {"seqLength": length}, "model": {"maxPositionEmbeddings": 131_072}}
+    p = plan(resolve("llama3.2-1b", count, **spec, parallelism={"contextParallelSize": 1}))
+    [note] = [each for each in p.notes if each.startswith(f"sequences of {length} on CP 1")]
+    assert note.endswith(f"% of the memory{remedy}")
+
+
 OVERLAP = {"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}
 
 

@@ -6,6 +6,7 @@ Pitfalls" of Megatron-Bridge's recipe index.
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import LABEL_CLIQUE
@@ -35,6 +36,9 @@ _STEP_OF_FORWARDS = 3
 """Work of a step in forward passes: a backward pass is two."""
 _LONG_EVALUATIONS = 0.1
 """Share of the time of training above which evaluations are named."""
+
+_CONTEXT_SIZES: Final = {8: "2, 4 or 8", 4: "2 or 4", 2: "2"}
+"""Sizes of CP to propose, by the largest that is possible."""
 
 
 def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
@@ -170,14 +174,8 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     memory, length = plan.memory_per_gpu, resolved.training.seq_length or 0
     if memory and plan.context_parallel_size == 1 and length > 2 * TOKENS_PER_CP_RANK:
         share = memory.activations / memory.total
-        remedy = "contextParallelSize 2, 4 or 8 splits them"
-        if resolved.engine == "bridge" and not resolved.may_split_sequences:
-            remedy = (
-                "tensorModelParallelSize splits them, contextParallelSize is not passed to Megatron-Bridge"
-            )
-        if plan.use_megatron_fsdp:
-            remedy = "tensorModelParallelSize splits them; contextParallelSize needs useMegatronFsdp left out"
-        notes.append(f"sequences of {length} on CP 1: activations are {share:.0%} of the memory; {remedy}")
+        remedy = _splitting(resolved, plan, length)
+        notes.append(f"sequences of {length} on CP 1: activations are {share:.0%} of the memory{remedy}")
     generation = hardware.generation(resolved.accelerator_type, resolved.profile)
     overlaps = model.num_experts and resolved.megatron_args.get(EXPERT_OVERLAP)
     if overlaps and generation is hardware.Generation.HOPPER:
@@ -207,6 +205,19 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     notes += [*_short_hang_timeout(resolved, plan), *probable_mistakes(resolved, plan)]
     notes += [*fsdp_warnings(resolved, plan), *_left_out_states(resolved)]
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
+
+
+def _splitting(resolved: ResolvedRecipe, plan: Plan, length: int) -> str:
+    """What splits the activations of long sequences, a clause of a note; empty where no ranks are left."""
+    if plan.data_parallel_size == 1:
+        return ""
+    if plan.use_megatron_fsdp:
+        return "; tensorModelParallelSize splits them; contextParallelSize needs useMegatronFsdp left out"
+    if resolved.engine == "bridge" and not resolved.may_split_sequences:
+        return "; tensorModelParallelSize splits them, contextParallelSize is not passed to Megatron-Bridge"
+    # Twice CP divides the sequence.
+    sizes = _CONTEXT_SIZES.get(math.gcd(16, 2 * plan.data_parallel_size, length) // 2)
+    return f"; contextParallelSize {sizes} splits them" if sizes else ""
 
 
 def _left_out_states(resolved: ResolvedRecipe) -> Iterator[str]:
@@ -246,8 +257,10 @@ def suggestions(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 
 def _smaller_formats(resolved: ResolvedRecipe) -> list[str]:
-    is_lower = resolved.training.fp8_format is not None or resolved.training.fp4_format is not None
-    if resolved.engine == "megatron" and not is_lower and _has_fp8(resolved):
+    training, fully_sharded = resolved.training, resolved.parallelism.use_megatron_fsdp
+    is_lower = training.fp8_format is not None or training.fp4_format is not None
+    takes = training.bf16 and training.transformer_impl != "local" and not fully_sharded
+    if resolved.engine == "megatron" and takes and not is_lower and _has_fp8(resolved):
         return ["the accelerator supports FP8 matrix products: training.fp8Format hybrid would use them"]
     return []
 
