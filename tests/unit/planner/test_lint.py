@@ -147,6 +147,22 @@ def test_a_long_bubble_causes_a_warning(resolve: Any) -> None:
     assert "of a step: a larger globalBatchSize" in found
 
 
+@pytest.mark.parametrize(
+    ("batch", "virtual", "layers", "named"),
+    [(8, 2, 32, True), (8, 4, 32, False), (9, None, 32, False), (8, None, 29, False)],
+)
+def test_virtual_stages_are_proposed_only_where_stages_and_micro_batches_take_more(
+    resolve: Any, batch: int, virtual: int | None, layers: int, named: bool
+) -> None:
+    """Of 4 layers a stage has at most 4 virtual ones, and 29 layers on 8 stages leave 1 for the last."""
+    sizes = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 8, "contextParallelSize": 1}
+    asked = sizes | ({"numVirtualStagesPerPipelineRank": virtual} if virtual else {})
+    changed = {"training": {"globalBatchSize": batch}, "model": {"numLayers": layers}}
+    found = notes(resolve("llama3-8b", 64, **changed, parallelism=asked))
+    assert "of a step: a larger globalBatchSize" in found
+    assert ("globalBatchSize or numVirtualStagesPerPipelineRank would help" in found) is named
+
+
 def test_fp8_is_suggested_if_the_accelerator_supports_it(resolve: Any) -> None:
     assert "training.fp8Format hybrid would use them" in notes(resolve("llama3-8b", 8))
     assert "fp8Format" not in notes(resolve("llama3-8b", 8, accelerator="a100-80"))

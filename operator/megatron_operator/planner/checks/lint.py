@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
@@ -20,9 +21,10 @@ from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.offloading import offloaded_bytes
 from megatron_operator.planner.save_interval import save_interval
-from megatron_operator.planner.search.enumerate import TOKENS_PER_CP_RANK
+from megatron_operator.planner.search.enumerate import TOKENS_PER_CP_RANK, takes_more_virtual_stages
 from megatron_operator.planner.search.problem import Candidate
 
 _ARGS = "spec.megatronArgs."
@@ -155,16 +157,10 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     notes, model = [], resolved.model
     if plan.pipeline_model_parallel_size > 1 and plan.expected is not None and plan.expected.bubble > 0.1:
         bubble = f"{plan.expected.bubble:.0%}"
-        function = resolved.function.function if resolved.engine == "bridge" and resolved.function else None
-        whole = function is not None and not bridge_support.has_virtual_stages(function)
-        if whole or model.heterogeneous_layers is not None or model.mamba_beside_attention:
-            # These are built without virtual stages.
-            notes.append(f"the pipeline bubble is {bubble} of a step: a larger globalBatchSize would help")
-        else:
-            notes.append(
-                f"the pipeline bubble is {bubble} of a step: a larger globalBatchSize or "
-                "numVirtualStagesPerPipelineRank would help"
-            )
+        remedy = "globalBatchSize"
+        if _takes_more_virtual_stages(resolved, plan):
+            remedy += " or numVirtualStagesPerPipelineRank"
+        notes.append(f"the pipeline bubble is {bubble} of a step: a larger {remedy} would help")
     groups = model.num_query_groups
     if groups and plan.tensor_model_parallel_size > groups and not model.multi_latent_attention:
         notes.append(
@@ -205,6 +201,19 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     notes += [*_short_hang_timeout(resolved, plan), *probable_mistakes(resolved, plan)]
     notes += [*fsdp_warnings(resolved, plan), *_left_out_states(resolved)]
     return notes + _no_node(resolved, plan) + _across_nodes(resolved, plan)
+
+
+def _takes_more_virtual_stages(resolved: ResolvedRecipe, plan: Plan) -> bool:
+    """Whether stages and micro batches of the plan suit more virtual stages."""
+    model, pp = resolved.model, plan.pipeline_model_parallel_size
+    function = resolved.function.function if resolved.engine == "bridge" and resolved.function else None
+    whole = function is not None and not bridge_support.has_virtual_stages(function)
+    if whole or model.heterogeneous_layers is not None or model.mamba_beside_attention:
+        return False  # These are built without virtual stages.
+    shape, present = model_shape(model, Diagnostics()), plan.virtual_pipeline_model_parallel_size or 1
+    if shape is None or plan.gradient_accumulation % pp:
+        return False
+    return takes_more_virtual_stages(shape, resolved.parallelism, pp, present)
 
 
 def _splitting(resolved: ResolvedRecipe, plan: Plan, length: int) -> str:

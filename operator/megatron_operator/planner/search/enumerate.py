@@ -7,6 +7,7 @@ from dataclasses import replace
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds
 from megatron_operator.planner.estimate.shared_selection import selecting_layers, shares_selection
@@ -53,7 +54,7 @@ def _all(problem: PlanningProblem) -> Iterator[Layout]:
     experts = 1 if problem.on_cpu else max(shape.experts, 1)
     eps = _only(asked.expert_model_parallel_size) or _considered(divisors(math.gcd(experts, world)), experts)
     for pp in pps:
-        split = stage_split(problem, pp, Diagnostics())
+        split = stage_split(shape, asked, pp, Diagnostics())
         for tp in tps:
             for cp in cps:
                 if world % (tp * cp * pp) == 0 or len(tps) == len(cps) == len(pps) == 1:
@@ -107,18 +108,24 @@ def expert_tensor_parallel(problem: PlanningProblem, tp: int) -> int:
     return problem.asked.expert_tensor_parallel_size or (1 if problem.shape.experts else tp)
 
 
-def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageSplit | None:
+def stage_split(shape: ModelShape, asked: ParallelismSpec, pp: int, found: Diagnostics) -> StageSplit | None:
     """Layers of the stages as requested, else as even as possible; none with the errors in `found`."""
-    asked, shape = problem.asked, problem.shape
     errors = Diagnostics()
     split = requested_split(shape.layers, shape.mtp_layers, pp, asked, errors)
     shared = shares_selection(shape) and asked.pipeline_model_parallel_layout is None
-    if not errors.errors and (split is None or (shared and not _requests_split(problem))):
+    if not errors.errors and (split is None or (shared and not _requests_split(asked))):
         split = _automatic(shape, pp, asked.num_virtual_stages_per_pipeline_rank)
     if split is not None and (error := interleaving_error(split, pp, overlap=True)):
         errors.extend([error])
     found.extend(errors.errors)
     return None if errors.errors else split
+
+
+def takes_more_virtual_stages(shape: ModelShape, asked: ParallelismSpec, pp: int, present: int) -> bool:
+    """Whether the stages can be split into more virtual ones than `present`."""
+    name = "num_virtual_stages_per_pipeline_rank"
+    larger = (asked.model_copy(update={name: n}) for n in range(present + 1, MAX_VIRTUAL_STAGES + 1))
+    return any(stage_split(shape, each, pp, Diagnostics()) for each in larger)
 
 
 def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | None:
@@ -168,7 +175,7 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         if virtual <= MAX_VIRTUAL_STAGES
         and interleaving_error(trial := replace(split, virtual=virtual), pp, overlap=True) is None
     ]
-    if not _requests_split(problem) and (not chunked or (chunked[0].virtual or 0) > MAX_UNEVEN_CHUNKS):
+    if not _requests_split(problem.asked) and (not chunked or (chunked[0].virtual or 0) > MAX_UNEVEN_CHUNKS):
         shape = problem.shape
         uneven = (
             interleaved_layout(shape.layers, shape.mtp_layers, pp, virtual)
@@ -178,8 +185,7 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
     return [layout.with_split(each) for each in _spread(chunked, MAX_INTERLEAVINGS)]
 
 
-def _requests_split(problem: PlanningProblem) -> bool:
-    asked = problem.asked
+def _requests_split(asked: ParallelismSpec) -> bool:
     return bool(
         asked.decoder_first_pipeline_num_layers is not None
         or asked.decoder_last_pipeline_num_layers is not None
@@ -223,7 +229,7 @@ def refusal(problem: PlanningProblem) -> list[FieldError]:
         pp,
         asked.context_parallel_size or 1,
         asked.expert_model_parallel_size or 1,
-        stage_split(problem, pp, split_errors),
+        stage_split(problem.shape, asked, pp, split_errors),
     )
     found = layout_errors(layout, problem.constraints)
     if layout.split is None:

@@ -1,5 +1,6 @@
 """Layers of each pipeline stage, split as Megatron's `get_num_layers_to_build` splits them."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -273,9 +274,10 @@ def interleaving_error(split: StageSplit, pp: int, overlap: bool) -> FieldError 
             field, f"{virtual} needs PP of at least {least}, PP is {pp}", "leave it out or raise PP"
         )
     if uneven := sorted(n for n in split.counted if n % virtual):
+        common = math.gcd(*split.counted)
         return FieldError(
             field,
             f"{uneven[0]} layers of a stage are not divisible by {virtual} virtual stages",
-            f"set a divisor of {uneven[0]}",
+            f"set a divisor of {common}" if common > 1 else "leave it out",
         )
     return None
