@@ -40,6 +40,16 @@ def test_an_overlap_hides_a_part_of_the_communication_only(resolve: Resolve) -> 
     assert plain.exposed_seconds > overlapped.exposed_seconds
 
 
+def test_a_group_across_pods_of_less_than_a_node_takes_the_time_of_the_network(resolve: Resolve) -> None:
+    sizes = {"expertModelParallelSize": 8, "tensorModelParallelSize": 1, "pipelineModelParallelSize": 1}
+    whole, parts = (
+        groups(planner.plan(resolve("qwen3-30b-a3b", 8, per_node=per_node, parallelism=sizes)))["EP"]
+        for per_node in (8, 4)
+    )
+    assert (whole.level, parts.level) == ("node", "network")
+    assert parts.seconds > 2 * whole.seconds
+
+
 @pytest.mark.parametrize(
     ("recipe", "count", "accelerator", "per_node", "scheduling", "levels"),
     [

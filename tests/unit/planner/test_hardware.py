@@ -118,6 +118,16 @@ def test_a_workstation_blackwell_is_not_taken_for_a_b200() -> None:
     assert hardware.generation("rtx-pro-6000", AcceleratorProfile()) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "per_node", "domain"),
+    [("h100-sxm", 4, 4), ("h100-sxm", 16, 8), ("h100-pcie", 8, 2), ("gb200", 4, 72)],
+)
+def test_a_link_connects_pods_only_where_it_connects_nodes(name: str, per_node: int, domain: int) -> None:
+    found = hardware.of_profile(name, AcceleratorProfile(), per_node)
+    assert found is not None
+    assert found.domain == domain
+
+
 def test_uplinks_of_racks_within_an_nvlink_domain_bound_what_leaves_it() -> None:
     """Two racks of 36 accelerators are one NVLink domain: no traffic within it uses their uplinks."""
     domains = {"a/rack": {"nodes": 9, "oversubscription": 2}, "a/block": {"nodes": 72, "oversubscription": 4}}

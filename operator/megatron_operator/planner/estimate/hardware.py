@@ -112,9 +112,12 @@ def of_profile(name: str, profile: AcceleratorProfile, per_node: int | None = No
     else:
         entry = {"architecture": "unknown", **profile.data_sheet.wire(), "source": "the platform file"}
         accelerator = _accelerator(known_as, entry)
-    if accelerator is None or not profile.topology_domains:
-        return accelerator
-    return replace(accelerator, levels=_levels(accelerator, profile, per_node or profile.per_node))
+    if accelerator is None:
+        return None
+    ranks = per_node or profile.per_node
+    # A link within nodes does not connect the pods of smaller ones.
+    domain = accelerator.domain if accelerator.across_nodes else min(accelerator.domain, ranks)
+    return replace(accelerator, domain=domain, levels=_levels(accelerator, profile, ranks))
 
 
 def _levels(on: Accelerator, profile: AcceleratorProfile, per_node: int) -> tuple[TopologyLevel, ...]:
