@@ -36,6 +36,8 @@ class ApiStandIn:
         self.events: list[Object] = []
         self.logs: dict[tuple[str, bool], str] = {}
         """(pod, whether of the previous container) -> its log. A line without a time has CREATED."""
+        self.running_pods: set[str] = set()
+        """Those whose log goes on for who follows it, until `end_containers`."""
         self.tokens: dict[str, Object] = {}
         """Token -> the user of a TokenReview."""
         self.rights: set[tuple[str, str, str, str]] = set()
@@ -87,6 +89,10 @@ class ApiStandIn:
     def end_watches(self, *, abort: bool = False) -> None:
         """End all open watches, as the API server does at its time limit, or break their connections."""
         self._thread.call(self._end_watches(abort=abort))
+
+    def end_containers(self) -> None:
+        """End the containers of the running pods, and with them their logs."""
+        self._thread.call(self._end_containers())
 
     def wait_for_watch(self, number: int) -> None:
         """Wait until this many watches have been opened."""
@@ -141,6 +147,11 @@ class ApiStandIn:
         async with self._changed:
             self._watch_ends += 1
             self._abort = abort
+            self._changed.notify_all()
+
+    async def _end_containers(self) -> None:
+        async with self._changed:
+            self.running_pods.clear()
             self._changed.notify_all()
 
     async def _wait_for_watch(self, number: int) -> None:
@@ -253,7 +264,7 @@ class ApiStandIn:
         found = [event for event in self.events if event["involvedObject"]["uid"] == uid]
         return web.json_response({"items": found})
 
-    async def _log(self, request: web.Request) -> web.Response:
+    async def _log(self, request: web.Request) -> web.StreamResponse:
         await self._note(request)
         if self.forbids_logs:
             return _error(403, "Forbidden", "pods/log is forbidden")
@@ -266,7 +277,16 @@ class ApiStandIn:
         lines = lines[-int(query.get("tailLines", len(lines))) :] if lines else []
         if "timestamps" not in query:
             lines = [line.partition(" ")[2] for line in lines]
-        return web.Response(text="".join(f"{line}\n" for line in lines))
+        text = "".join(f"{line}\n" for line in lines)
+        return await self._follow(request, text) if "follow" in query else web.Response(text=text)
+
+    async def _follow(self, request: web.Request, text: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(text.encode())
+        async with self._changed:
+            await self._changed.wait_for(lambda: request.match_info["name"] not in self.running_pods)
+        return response
 
     async def _review_token(self, request: web.Request) -> web.Response:
         await self._note(request)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -26,7 +27,9 @@ FIELD_MANAGER: Final = "megatron-sdk"
 WATCH_SECONDS: Final = 240
 """After this the API server ends a watch, and the object is read again."""
 SILENCE: Final = WATCH_SECONDS + 30.0
-"""Seconds without a byte after which a connection counts as lost."""
+"""Seconds without a byte after which a watch counts as lost."""
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""When TCP asks a silent peer, in seconds, and how often; macOS has TCP_KEEPALIVE for TCP_KEEPIDLE."""
 RETRY_DELAYS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Seconds before each attempt to restore a watch; after the last one the error is raised."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -78,17 +81,24 @@ class SdkClient(ApiClient):
         answer = await self._request("POST", f"/apis/{group}/v1/{kind.lower()}s", {}, body)
         return dict(answer.get("status") or {})
 
-    async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes]:
-        """Lines of a response as they arrive, without their ends. Raises ApiError."""
+    async def lines(
+        self, path: str, query: Mapping[str, str], silence: float | None
+    ) -> AsyncGenerator[bytes]:
+        """Lines of a response as they arrive, without their ends. Raises ApiError.
+
+        `silence`: seconds without a byte after which the connection is lost; None: once TCP finds no peer.
+        """
         headers = {"Accept": "*/*"}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
         url = f"{self._api.configuration.host}{path}?{urlencode(query)}"
-        patience = aiohttp.ClientTimeout(total=None, sock_connect=20.0, sock_read=SILENCE)
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=20.0, sock_read=silence)
         received = await self._api.call_api("GET", url, headers, _request_timeout=patience)
         response: aiohttp.ClientResponse = received.response
         try:
             if response.status >= 400:
                 raise ApiError.of(response.status, await response.read())
+            if silence is None:
+                _keep_alive(response)
             rest = b""
             async for chunk in response.content.iter_any():
                 *complete, rest = (rest + chunk).split(b"\n")
@@ -211,7 +221,8 @@ class AsyncConnection:
             "resourceVersion": found["metadata"]["resourceVersion"],
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        async with self.client() as api, aclosing(api.lines(RECIPES.path(namespace), query)) as lines:
+        path = RECIPES.path(namespace)
+        async with self.client() as api, aclosing(api.lines(path, query, SILENCE)) as lines:
             async for line in lines:
                 event = json_documents.loads(line)
                 if event["type"] == "ERROR":
@@ -248,9 +259,23 @@ class AsyncConnection:
         limits = {"tailLines": tail, "sinceTime": since, "limitBytes": limit_bytes}
         query |= {key: str(limit) for key, limit in limits.items() if limit is not None}
         path = PODS.path(namespace, pod, "log")
-        async with self.client() as api, aclosing(api.lines(path, query)) as lines:
+        # A trainer may be silent for any time; a watch is not, since the API server ends it.
+        silence = None if follow else SILENCE
+        async with self.client() as api, aclosing(api.lines(path, query, silence)) as lines:
             async for line in lines:
                 yield line.decode(errors="replace")
+
+
+def _keep_alive(response: aiohttp.ClientResponse) -> None:
+    """Have TCP ask for the peer of a response while it is silent."""
+    transport = response.connection and response.connection.transport
+    if transport is None:  # the response has arrived as a whole
+        return
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _renew_token(loader: Any, configuration: client.Configuration) -> None:

@@ -16,7 +16,7 @@ from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import PODS, RECIPES
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.manifests.job_backends import node_rank
-from megatron_operator.sdk.connection import RETRY_DELAYS, WATCH_SECONDS, AsyncConnection
+from megatron_operator.sdk.connection import RETRY_DELAYS, SILENCE, WATCH_SECONDS, AsyncConnection
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.sdk.losses import loss_points
 from megatron_operator.ui.failure_log import FailureLog, read_failure_log
@@ -172,7 +172,7 @@ class WatchedRuns:
         """Take over changes until the API server ends the watch."""
         query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
         path = RECIPES.path(namespace) if namespace else RECIPES.cluster_path()
-        async with self._connection.client() as api, aclosing(api.lines(path, query)) as lines:
+        async with self._connection.client() as api, aclosing(api.lines(path, query, SILENCE)) as lines:
             async for line in lines:
                 event = json_documents.loads(line)
                 if event["type"] == "ERROR":

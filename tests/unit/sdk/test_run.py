@@ -321,6 +321,35 @@ def test_logs_are_those_of_the_pod_that_failed_first(run: Run, api: ApiStandIn) 
         run.logs(rank=9)
 
 
+def test_a_log_that_is_followed_may_be_silent_for_longer_than_a_watch(
+    run: Run, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_operator.sdk.connection.SILENCE", 0.2)
+    api.pods, api.logs = [pod("master", 0)], {("tiny-master-0", False): "loading\n"}
+    api.running_pods = {"tiny-master-0"}
+    lines = iter(run.follow_logs())
+    assert next(lines) == "loading"
+    waiting = in_background(run.wait)
+    api.wait_for_watch(2)  # the first one began after the line, and was silent for too long
+    api.end_containers()
+    assert list(lines) == []
+    api.set_status("tiny", phase="Succeeded")
+    waiting.join()
+
+
+def test_tcp_asks_for_the_peer_of_a_log_that_is_followed(run: Run, api: ApiStandIn) -> None:
+    api.pods, api.logs = [pod("master", 0)], {("tiny-master-0", False): "loading\n"}
+    api.running_pods = {"tiny-master-0"}
+    lines = iter(run.follow_logs())
+    assert next(lines) == "loading"
+    server = f"0100007F:{int(api.url.rpartition(':')[2]):04X}"
+    table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    timers = [fields[5].partition(":")[0] for fields in table if fields[2] == server and fields[3] == "01"]
+    assert "02" in timers  # that of keepalive
+    api.end_containers()
+    assert list(lines) == []
+
+
 def test_suspend_resume_and_delete(run: Run, api: ApiStandIn) -> None:
     assert run.suspend().resource["spec"]["suspend"] is True
     assert run.resume().resource["spec"]["suspend"] is False
