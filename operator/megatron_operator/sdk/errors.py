@@ -3,7 +3,7 @@
 OperatorError
 ├── InvalidRecipeError        the recipe; `errors` with field, message and fix
 ├── ApiError                  the API server refused a request; `status`, `reason`, `message`
-├── ClusterUnreachableError   no kubeconfig, or no connection
+├── ClusterUnreachableError   no kubeconfig, or no connection; or it was closed
 ├── MissingExtraError         an optional package is not installed
 └── RunError                  one run; `namespace`, `name`
     ├── RunNotFoundError
@@ -20,7 +20,7 @@ from megatron_operator.api.recovery_status import Incident
 
 
 class ClusterUnreachableError(OperatorError):
-    """There is no configuration of a cluster, or its API server does not respond."""
+    """There is no configuration of a cluster, its API server is silent, or the connection was closed."""
 
 
 class MissingExtraError(OperatorError, ImportError):

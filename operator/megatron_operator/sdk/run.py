@@ -33,7 +33,7 @@ class Connection:
         kubeconfig: str | Path | None = None,
     ) -> None:
         self.asynchronous = AsyncConnection(namespace=namespace, context=context, kubeconfig=kubeconfig)
-        self.thread = EventLoopThread()
+        self.thread = EventLoopThread(self.asynchronous.close)
 
     def __enter__(self) -> Self:
         return self
@@ -44,10 +44,8 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
-        if self.thread.running:
-            self.thread.call(self.asynchronous.close())
-            self.thread.stop()
+        """Close all connections; in other threads, calls that still wait raise ClusterUnreachableError."""
+        self.thread.stop()
 
     def namespace(self) -> str:
         """The namespace of runs that name none."""

@@ -258,6 +258,23 @@ def test_a_connection_that_breaks_is_restored(run: Run, api: ApiStandIn) -> None
     assert run.phase == "Succeeded"
 
 
+def test_a_wait_ends_when_another_thread_closes_the_connection(
+    run: Run, api: ApiStandIn, connection: Connection
+) -> None:
+    errors: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(ClusterUnreachableError) as raised:
+            run.wait()
+        errors.append(str(raised.value))
+
+    waiting = in_background(wait)
+    api.wait_for_watch(1)
+    connection.close()
+    waiting.join(60)
+    assert [error.partition(",")[0] for error in errors] == ["the connection is closed"]
+
+
 def test_an_api_server_that_stays_away_is_reported(
     run: Run, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
