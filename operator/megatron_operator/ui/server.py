@@ -1,7 +1,9 @@
 """The HTTP server. Requests are not logged: the link of the shell has a key in it."""
 
 import asyncio
+import logging
 import socket
+import ssl
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +14,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from megatron_operator.cli.errors import CommandError
 
+log = logging.getLogger(__name__)
+
 REQUEST_SECONDS: Final = 10.0
 """Seconds within which a whole request must arrive: a connection counts towards the limit from its start."""
 CONNECTIONS: Final = 256
 """Connections at once; one more is answered 503."""
+CERTIFICATES_INTERVAL: Final = 30
+"""Seconds between two checks of the certificate files: cert-manager renews them, the kubelet swaps them."""
 
 
 class ImpatientProtocol(H11Protocol):
@@ -66,6 +72,32 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+class Certificates:
+    """Certificate and key of a server, loaded again when the files change: uvicorn loads them once."""
+
+    def __init__(self, config: uvicorn.Config, files: tuple[Path, Path]) -> None:
+        self._config = config
+        self._files = files
+        self._loaded = self._modified()
+
+    async def reload(self) -> None:
+        """Load them if they have changed. Connections that are open keep theirs."""
+        assert self._config.ssl is not None
+        try:
+            modified = self._modified()
+            if modified == self._loaded:
+                return
+            # First of its own: a key that does not match would leave the server's context without one.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
+            self._config.ssl.load_cert_chain(*self._files)
+            self._loaded = modified
+        except OSError as error:  # they may be read while they are written
+            log.warning("the certificate cannot be loaded, and is tried again: %s", error)
+
+    def _modified(self) -> tuple[int, ...]:
+        return tuple(file.stat().st_mtime_ns for file in self._files)
+
+
 def server(app: ASGIApp, tls: tuple[Path, Path] | None) -> uvicorn.Server:
     """The server; its `serve([socket])` ends with SIGINT or SIGTERM. `tls` are certificate and key."""
     certificate, key = (None, None) if tls is None else tls
@@ -81,5 +113,8 @@ def server(app: ASGIApp, tls: tuple[Path, Path] | None) -> uvicorn.Server:
         limit_concurrency=CONNECTIONS,
         ssl_certfile=certificate,
         ssl_keyfile=key,
+        timeout_notify=CERTIFICATES_INTERVAL,
     )
+    if tls is not None:
+        config.callback_notify = Certificates(config, tls).reload
     return uvicorn.Server(config)

@@ -1,16 +1,21 @@
-"""The HTTP server towards clients that do not finish what they begin."""
+"""The HTTP server towards clients that do not finish what they begin, and its certificate."""
 
 import asyncio
 import contextlib
+import logging
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from localcluster.pki import Authority, Certificate
 from megatron_operator.ui import server
 from megatron_operator.ui.access import KeyAccess
 from megatron_operator.ui.app import Settings, application
 from megatron_operator.ui.published import PublishedRecipes
 
 from testkit.example_runs import ExampleRuns
+from testkit.waiting import wait_until
 
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: page\r\n\r\n"
 UNFINISHED = {
@@ -22,10 +27,10 @@ UNFINISHED = {
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[int]:
+async def served(tls: tuple[Path, Path] | None = None) -> AsyncIterator[int]:
     """The port of a page without runs."""
     app = application(Settings(ExampleRuns([]), KeyAccess("key"), PublishedRecipes(None, None)))
-    listening, serving = server.listen("127.0.0.1", 0), server.server(app, None)
+    listening, serving = server.listen("127.0.0.1", 0), server.server(app, tls)
     listening.listen()
     task = asyncio.create_task(serving.serve([listening]))
     try:
@@ -86,3 +91,48 @@ async def test_a_request_in_time_is_answered_however_often(monkeypatch: pytest.M
             assert await reader.readexactly(2) == b"ok"
             writer.write(WHOLE)
         writer.close()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """With a certificate of the page."""
+    authority = Authority(tmp_path)
+    authority.create()
+    authority.sign(Certificate("page", "page", hosts=("127.0.0.1",)))
+    return authority
+
+
+async def serves(port: int, certificate: Path) -> None:
+    """Wait until a new connection gets this certificate."""
+    expected = ssl.PEM_cert_to_DER_cert(certificate.read_text())
+
+    def got() -> bool:
+        found = ssl.get_server_certificate(("127.0.0.1", port), timeout=60)
+        return ssl.PEM_cert_to_DER_cert(found) == expected
+
+    await asyncio.to_thread(wait_until, "the certificate", got)
+
+
+async def test_a_renewed_certificate_is_served(monkeypatch: pytest.MonkeyPatch, authority: Authority) -> None:
+    monkeypatch.setattr(server, "CERTIFICATES_INTERVAL", 0)
+    async with served((authority.crt("page"), authority.key("page"))) as port:
+        await serves(port, authority.crt("page"))
+        authority.crt("page").unlink()
+        authority.sign(Certificate("page", "page", hosts=("127.0.0.1",)))
+        await serves(port, authority.crt("page"))
+
+
+async def test_a_certificate_without_its_key_is_not_served(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "CERTIFICATES_INTERVAL", 0)
+    authority.sign(Certificate("other", "other", hosts=("127.0.0.1",)))
+    (earlier := authority.directory / "earlier.crt").write_bytes(authority.crt("page").read_bytes())
+    async with served((authority.crt("page"), authority.key("page"))) as port:
+        await serves(port, earlier)
+        authority.crt("page").write_bytes(authority.crt("other").read_bytes())
+        with caplog.at_level(logging.WARNING):
+            await asyncio.to_thread(wait_until, "the warning", lambda: caplog.messages)
+        await serves(port, earlier)
+        authority.key("page").write_bytes(authority.key("other").read_bytes())
+        await serves(port, authority.crt("other"))
