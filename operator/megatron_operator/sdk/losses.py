@@ -18,6 +18,7 @@ _FIELDS: Final = {
     "grad_norm": r"grad norm",
     "milliseconds": r"elapsed time per iteration \(ms\)",
     "consumed_samples": r"consumed samples",
+    "global_batch_size": r"global batch size",
 }
 _NUMBER: Final = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _VALUES: Final = {
@@ -38,6 +39,8 @@ class LossPoint:
     step_seconds: float | None = None
     """Mean duration of an iteration."""
     consumed_samples: int | None = None
+    global_batch_size: int | None = None
+    """Samples of the iteration; with a batch ramp-up it grows."""
 
 
 def loss_points(lines: Iterable[str]) -> list[LossPoint]:
@@ -68,6 +71,7 @@ def _point(line: str) -> LossPoint | None:
     if "lm_loss" not in values:
         return None
     milliseconds, samples = values.get("milliseconds"), values.get("consumed_samples")
+    batch = values.get("global_batch_size")
     return LossPoint(
         int(found["iteration"]),
         found["time"],
@@ -76,6 +80,7 @@ def _point(line: str) -> LossPoint | None:
         values.get("grad_norm"),
         None if milliseconds is None else milliseconds / 1000,
         None if samples is None else int(samples),
+        None if batch is None else int(batch),
     )
 
 

@@ -100,13 +100,16 @@ def peak_tflops(plan: Plan | None) -> float | None:
 
 
 def points_of_log(found: Iterable[LossPoint], plan: Plan | None) -> list[Point]:
-    """Points of log lines. Tokens and work of an iteration are the plan's, its duration is the log's."""
+    """Points of log lines. Tokens and work of a sample are the plan's, batch and duration are the log's."""
     expected = None if plan is None else plan.expected
     points = []
     for each in found:
         speed = mfu = None
         if expected is not None and plan is not None and each.step_seconds:
             ratio = expected.step_seconds / each.step_seconds
+            if each.global_batch_size and plan.global_batch_size > 0:
+                # The plan has the largest batch of a ramp-up.
+                ratio *= each.global_batch_size / plan.global_batch_size
             speed = expected.tokens_per_second_per_gpu * plan.world_size * ratio
             mfu = expected.mfu * ratio if expected.mfu > 0 else None
         points.append(Point(each.iteration, each.lm_loss, each.learning_rate, speed, mfu))

@@ -39,7 +39,7 @@ def test_other_values_that_are_no_finite_numbers_are_unknown() -> None:
 
 def test_a_line_of_megatron_is_a_point() -> None:
     assert loss_points(["2026-01-01T10:00:00Z building the model", line(10, 7.5)]) == [
-        LossPoint(10, "2026-01-01T10:00:00.5Z", 7.5, 1.5e-4, 1.234, 0.25, 80)
+        LossPoint(10, "2026-01-01T10:00:00.5Z", 7.5, 1.5e-4, 1.234, 0.25, 80, 8)
     ]
 
 

@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 from megatron_operator.api.recovery_status import Incident
 from megatron_operator.api.status import MegatronRecipeStatus, Plan, Progress
+from megatron_operator.sdk.losses import LossPoint
 from megatron_operator.ui.charts import MAX_POINTS, Line, Mark, Part, bar, line_chart, short, thinned
 from megatron_operator.ui.placement import NODES_SHOWN, can_be_drawn, groups_of, placement, position
-from megatron_operator.ui.points import MAX_SAMPLES, Point, Samples, merge, point_of
+from megatron_operator.ui.points import MAX_SAMPLES, Point, Samples, merge, point_of, points_of_log
 
 from testkit.example_runs import training_run
 
@@ -145,3 +146,19 @@ def test_a_plan_whose_sizes_do_not_agree_or_are_huge_is_not_drawn(sizes: dict[st
     known = training_run("x")["status"]["plan"]
     assert can_be_drawn(Plan.model_validate(known))
     assert not can_be_drawn(Plan.model_validate(known | sizes))
+
+
+def test_speed_from_the_log_is_that_of_its_batch_during_a_ramp_up() -> None:
+    planned = plan()
+    assert planned.expected is not None
+    seconds, largest = planned.expected.step_seconds, planned.global_batch_size
+    batches = [largest // 4, largest, None]
+    found = [
+        LossPoint(at, "2026-01-01T10:00:00Z", 2.5, step_seconds=seconds, global_batch_size=batch)
+        for at, batch in enumerate(batches, start=1)
+    ]
+    first, *rest = points_of_log(found, planned)
+    speed = planned.expected.tokens_per_second_per_gpu * planned.world_size
+    assert first.tokens_per_second == pytest.approx(speed / 4)
+    assert first.mfu == pytest.approx(planned.expected.mfu / 4)
+    assert [each.tokens_per_second for each in rest] == pytest.approx([speed, speed])
