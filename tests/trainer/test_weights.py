@@ -180,6 +180,25 @@ def test_a_checkpoint_with_fewer_rows_of_vocabulary_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_of_a_deeper_model_is_refused(
+    converter: WarmConverter, proven: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    huggingface_folder.copy_small_files(proven / "source", base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+
+    ended = converter.convert(
+        *("export", "--from", proven / "imported", "--to", tmp_path / "out", "--base", base),
+        log=tmp_path / "log",
+    )
+
+    assert ended.code == 2, ended.output
+    problem = "decoder.layers.mlp.linear_fc2.weight has shape [2, 64, 128], config.json needs [1, 64, 128]"
+    assert ended.output.count(problem) == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_truncated_checkpoint_is_refused(converter: WarmConverter, proven: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(proven / "imported", broken)

@@ -163,12 +163,15 @@ def sharded(directory: Path, model: Any, keep: str | None = None) -> dict[str, A
     keys = {entry.key for entry in entries}
     problems = [f"{name} is missing" for name in sorted(keys - shapes.keys())]
     problems += [f"{name} is unexpected" for name in sorted(shapes.keys() - keys)]
+    # Layers that are stacked have an entry each.
     problems += sorted(
-        f"{entry.key} has shape {list(shapes[entry.key])}, config.json needs {list(entry.global_shape)}"
-        for entry in entries
-        if isinstance(entry, ShardedTensor) and entry.key in shapes
-        # Rows that a run adds to the vocabulary are left out; Megatron would fill missing ones with zeros.
-        if any(length < needed for length, needed in zip(shapes[entry.key], entry.global_shape, strict=False))
+        {
+            f"{entry.key} has shape {list(shapes[entry.key])}, config.json needs {list(entry.global_shape)}"
+            for entry in entries
+            if isinstance(entry, ShardedTensor)
+            and entry.key in shapes
+            and not _fits(shapes[entry.key], entry)
+        }
     )
     if problems:
         more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -176,6 +179,18 @@ def sharded(directory: Path, model: Any, keep: str | None = None) -> dict[str, A
             f"{directory} is not a checkpoint of this model: {', '.join(problems[:5])}{more}"
         )
     return wanted
+
+
+def _fits(shape: tuple[int, ...], entry: Any) -> bool:
+    """Whether a tensor of a checkpoint is that of the model.
+
+    Rows that a run adds to the vocabulary are left out; Megatron would fill missing ones with zeros. Of any
+    other tensor that is larger, such as the layers of a deeper model, a part would be read.
+    """
+    needed = tuple(entry.global_shape)
+    if entry.allow_shape_mismatch and shape[1:] == needed[1:]:
+        return shape >= needed
+    return shape == needed
 
 
 def tensors(model: Any) -> Iterator[tuple[str, Any]]:
