@@ -190,13 +190,18 @@ def _text_of(source: Source, place: Callable[[], str], record: Any) -> str | Non
 
 
 def _check_surrogates(source: Source, place: Callable[[], str], text: str) -> None:
-    """JSON may escape half of a surrogate pair, which no tokenizer takes."""
+    if problem := lone_surrogate(text):
+        raise source.refuse("path", f"{place()} {problem}")
+
+
+def lone_surrogate(text: str) -> str | None:
+    """What is wrong with a text, of which JSON may escape half of a surrogate pair: no tokenizer takes it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         broken = f"\\u{ord(text[error.start]):04x}"
-        problem = f"{place()} has {broken} without the other half of its pair; remove or replace it"
-        raise source.refuse("path", problem) from error
+        return f"has {broken} without the other half of its pair; remove or replace it"
+    return None
 
 
 def _texts(source: Source, shard: Shard, position: Position) -> Iterator[str]:

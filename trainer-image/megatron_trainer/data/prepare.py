@@ -91,16 +91,29 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _json_lines(path: Path) -> Iterator[str]:
+    from megatron_trainer.data.documents import lone_surrogate
+
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
+            place = f"{path} line {number}"
             try:
-                yield json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError) as error:
+                text = json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise PreparationError(
-                    ExitCode.BAD_DATA, f'{path} line {number} is not an object with "text": {error!r}'
+                    ExitCode.BAD_DATA, f'{place} is not an object with "text": {error!r}'
                 ) from error
+            if text is None:
+                continue
+            if not isinstance(text, str):
+                kind = type(text).__name__
+                raise PreparationError(
+                    ExitCode.BAD_DATA, f'"text" at {place} is of type {kind}, not a string; correct the line'
+                )
+            if "\\u" in line and (problem := lone_surrogate(text)):
+                raise PreparationError(ExitCode.BAD_DATA, f"{place} {problem}")
+            yield text
 
 
 def find_result(options: PrepareOptions) -> PreparationResult | None:

@@ -151,6 +151,32 @@ def test_a_json_line_without_text_is_refused_with_its_number(source: Path) -> No
         list(prepare.read_documents([path]))
 
 
+def test_a_json_line_with_a_null_text_is_left_out(source: Path) -> None:
+    path = source / "more.jsonl"
+    path.write_text('{"text": "one"}\n{"text": null}\n{"text": "two"}\n')
+    assert list(prepare.read_documents([path])) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("5", r'"text" at .*/more\.jsonl line 2 is of type int, not a string; correct the line'),
+        ('["two", "three"]', r'"text" at .*/more\.jsonl line 2 is of type list, not a string'),
+        ('"\\ud83d"', r"more\.jsonl line 2 has \\ud83d without the other half of its pair; remove"),
+    ],
+)
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_a_json_line_whose_text_no_tokenizer_takes_is_refused_with_its_number(
+    source: Path, value: str, problem: str, has_tokenizer: bool
+) -> None:
+    if has_tokenizer:
+        prepare.build(options(source))
+    (source / "more.jsonl").write_text(f'{{"text": "one"}}\n{{"text": {value}}}\n')
+    with pytest.raises(PreparationError, match=problem) as refused:
+        prepare.build(options(source, "--include", "*.jsonl"))
+    assert refused.value.code == ExitCode.BAD_DATA
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
