@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -43,10 +43,11 @@ _BLOCK = 8 << 20
 
 @dataclass(frozen=True)
 class _Lines:
-    """How the lines of a source are made; `render` of conversations alone."""
+    """How the lines of a source are made; `render` of conversations alone, `eod` is what ends documents."""
 
     encoder: RecordEncoder
     render: Render | None = None
+    eod: int | None = None
 
 
 def prepare_chats(
@@ -64,7 +65,10 @@ def prepare_chats(
     """
     lines = _load(sources, tokenizer_dir, run)
     splits = {source.name: _split(source, run) for source in sources}
-    digests = {source.name: _digest(source, tokenizer_dir, run, splits[source.name]) for source in sources}
+    digests = {
+        source.name: _digest(source, tokenizer_dir, run, splits[source.name], lines[source.name].eod)
+        for source in sources
+    }
     datasets = [_dataset(source, folder, digests[source.name]) for source in sources]
     made = _folder(datasets, folder)
     _check_link(sources[0], root, made)
@@ -101,17 +105,18 @@ def _of_samples(sources: Sequence[Source]) -> bool:
 def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> dict[str, _Lines]:
     """Return how the lines of each source are made, by its name. Raises PreparationError."""
     encoder = load_encoder(tokenizer_dir, append_eod=False)
-    if tokenizer.load(tokenizer_dir)[1] is None:
+    eod = tokenizer.load(tokenizer_dir)[1]
+    if eod is None:
         text = f"data.tokenizer.tokenizerModel: {tokenizer_dir} has no eos_token in its vocabulary"
         fix = "set one in its tokenizer_config.json: samples are padded with it"
         raise PreparationError(ExitCode.BAD_DATA, f"{text}; {fix}")
     check.check_vocabulary(tokenizer_dir, encoder, run.vocab_size)
-    check.check_tokenizer(tokenizer_dir, encoder)
     found = {}
     if any(source.is_text for source in sources):
-        ending = load_encoder(tokenizer_dir, append_eod=True)
-        of_text = _Lines(DocumentLines(ending, run.seq_length, run.vocab_size))
+        encoder = replace(encoder, eod=eod)
+        of_text = _Lines(DocumentLines(encoder, run.seq_length, run.vocab_size), eod=eod)
         found = {source.name: of_text for source in sources if source.is_text}
+    check.check_tokenizer(tokenizer_dir, encoder)
     if spoken := [source for source in sources if not source.is_text]:
         try:
             made: ChatLines | SampleLines
@@ -130,10 +135,11 @@ def _split(source: Source, run: ChatRun) -> str:
     return "0,100" if source.validation else run.split
 
 
-def _digest(source: Source, tokenizer_dir: Path, run: ChatRun, split: str) -> str:
+def _digest(source: Source, tokenizer_dir: Path, run: ChatRun, split: str, eod: int | None) -> str:
     """Digest of all but the files that the lines of a source and their split depend on."""
     files = digest_of_tokenizer(tokenizer_dir, with_template=not source.is_text)
-    what = ["documents" if source.is_text else "chats"]
+    # tokenizer_config.json has the end token, and the template, which documents do not depend on.
+    what: list[object] = ["documents", eod] if source.is_text else ["chats"]
     if _of_samples([source]):
         what = [medium.many for medium in source.media]
         what += ["crc32", digest_of_processor(tokenizer_dir)]
