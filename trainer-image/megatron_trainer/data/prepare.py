@@ -14,6 +14,7 @@ with --chats, --images, --sound or --media what to fine-tune on (chats_command.p
 
 import codecs
 import errno
+import glob
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from megatron_contract import environment
 from megatron_contract.exit_codes import REASONS, ExitCode
@@ -36,7 +37,11 @@ from megatron_trainer.data.unused_files import remove_unused
 from megatron_trainer.secret_values import name_secret_variables, scrub
 from megatron_trainer.volume_paths import left_volume
 
+if TYPE_CHECKING:
+    from megatron_trainer.data.shards import Encoder
+
 _BLOCK = 1 << 20
+_SUFFIXES = (".bin", ".idx")
 _PROGRESS_SECONDS = 5.0
 
 
@@ -126,7 +131,7 @@ def find_result(options: PrepareOptions) -> PreparationResult | None:
         result = PreparationResult.from_json(marker["result"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    for suffix, length in ((".bin", result.bin_bytes), (".idx", result.idx_bytes)):
+    for suffix, length in zip(_SUFFIXES, (result.bin_bytes, result.idx_bytes), strict=True):
         path = Path(str(options.data) + suffix)
         if not path.is_file() or path.stat().st_size != length:
             return None
@@ -177,19 +182,45 @@ def build(options: PrepareOptions) -> PreparationResult:
     options.output_prefix.parent.mkdir(parents=True, exist_ok=True)
     tokenizer, eod = _tokenizer(options, files)
 
-    import torch
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
-
-    from megatron_trainer.data.fast_encoder import FastEncoder
     from megatron_trainer.data.shards import Encoder, temporary
 
     part = temporary(options.data)
     vocabulary = tokenizer.get_vocab_size()
-    builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(vocabulary))
-    encoder = FastEncoder(Encoder(tokenizer, vocabulary, eod), options.tokenizer_dir, options.workers, log)
+    try:
+        count, tokens = _write(part, options, files, Encoder(tokenizer, vocabulary, eod))
+        sizes = []
+        for suffix in _SUFFIXES:
+            path = Path(f"{part}{suffix}")
+            sizes.append(path.stat().st_size)
+            path.replace(Path(f"{options.data}{suffix}"))
+        result = PreparationResult(count, tokens, vocabulary, str(options.data), *sizes)
+        mark = temporary(options.marker)
+        mark.write_text(
+            json.dumps({"settings": options.settings(), "result": result.to_json()}, indent=2) + "\n"
+        )
+        mark.replace(options.marker)
+    finally:
+        for suffix in _SUFFIXES:
+            Path(f"{part}{suffix}").unlink(missing_ok=True)
+    # Of pods that were killed. One that still writes finds this result when it tries again.
+    for suffix in _SUFFIXES:
+        for leftover in options.data.parent.glob(f".{glob.escape(options.data.name)}.*{suffix}"):
+            leftover.unlink(missing_ok=True)
+    return result
+
+
+def _write(part: Path, options: PrepareOptions, files: Sequence[Path], encoder: "Encoder") -> tuple[int, int]:
+    """Write the corpus as PART.bin and PART.idx. Returns documents and tokens."""
+    import torch
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
+    from megatron_trainer.data.fast_encoder import FastEncoder
+
+    builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(encoder.vocabulary))
+    fast = FastEncoder(encoder, options.tokenizer_dir, options.workers, log)
     count = tokens = 0
     started = logged_at = time.monotonic()
-    for ids in encoder.encode(read_documents(files)):
+    for ids in fast.encode(read_documents(files)):
         builder.add_document(torch.from_numpy(ids), [len(ids)])
         count += 1
         tokens += len(ids)
@@ -201,16 +232,7 @@ def build(options: PrepareOptions) -> PreparationResult:
             ExitCode.BAD_DATA, f"the {len(files)} files under {options.source} contain no text"
         )
     builder.finalize(f"{part}.idx")
-    sizes = []
-    for suffix in (".bin", ".idx"):
-        path = Path(f"{part}{suffix}")
-        sizes.append(path.stat().st_size)
-        path.replace(Path(f"{options.data}{suffix}"))
-    result = PreparationResult(count, tokens, vocabulary, str(options.data), *sizes)
-    mark = temporary(options.marker)
-    mark.write_text(json.dumps({"settings": options.settings(), "result": result.to_json()}, indent=2) + "\n")
-    mark.replace(options.marker)
-    return result
+    return count, tokens
 
 
 def build_index(arguments: Sequence[str], into: Path | None = None) -> str:

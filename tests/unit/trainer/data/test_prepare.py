@@ -84,6 +84,29 @@ def test_a_truncated_result_is_not_returned(source: Path, suffix: str) -> None:
     assert prepare.find_result(requested) is None
 
 
+def test_a_preparation_that_fails_half_way_leaves_nothing(source: Path) -> None:
+    built = options(source)
+    prepare.build(built)
+    before = sorted(built.data.parent.iterdir())
+    lines = ['{"text": "one"}\n'] * 1000
+    (source / "more.jsonl").write_text("".join([*lines, '{"text": 1}\n']))
+    with pytest.raises(PreparationError, match=r"more\.jsonl line 1001"):
+        prepare.build(options(source, "--include", "*.jsonl"))
+    assert sorted(built.data.parent.iterdir()) == before
+
+
+def test_a_preparation_removes_what_killed_ones_have_left(source: Path) -> None:
+    requested = options(source)
+    folder = requested.data.parent
+    folder.mkdir()
+    for suffix in (".bin", ".idx"):
+        (folder / f".{requested.data.name}.pod-x7k2p.1{suffix}").touch()
+        (folder / f".other_text_document.pod-x7k2p.1{suffix}").touch()
+    prepare.build(requested)
+    kept = {f".other_text_document.pod-x7k2p.1{suffix}" for suffix in (".bin", ".idx")}
+    assert {path.name for path in folder.glob(".*")} == kept
+
+
 def test_a_result_of_other_settings_is_refused_with_a_remedy(source: Path) -> None:
     prepare.build(options(source))
     with pytest.raises(PreparationError, match=r"remove it or choose another --output-prefix"):
