@@ -124,11 +124,21 @@ def _json_lines(path: Path) -> Iterator[str]:
 def find_result(options: PrepareOptions) -> PreparationResult | None:
     """Return the result of an earlier call, None if there is none or its files are incomplete.
 
-    Raises PreparationError if it was built with other settings.
+    Raises PreparationError if it was built with other settings, or no call of this command wrote its files.
     """
+    # Before the marker, which another pod writes before its files.
+    there = [path for suffix in _SUFFIXES if (path := Path(f"{options.data}{suffix}")).exists()]
     try:
         marker = json.loads(options.marker.read_text(encoding="utf-8"))
         result = PreparationResult.from_json(marker["result"])
+    except FileNotFoundError as error:
+        if not there:
+            return None
+        raise PreparationError(
+            ExitCode.USAGE,
+            f"{there[0]} was not prepared here, or {options.marker.name} beside it was removed; set another "
+            f"data.prepare.name, or delete {options.data.name}.bin and .idx",
+        ) from error
     except (OSError, ValueError, KeyError, TypeError):
         return None
     for suffix, length in zip(_SUFFIXES, (result.bin_bytes, result.idx_bytes), strict=True):
@@ -141,7 +151,8 @@ def find_result(options: PrepareOptions) -> PreparationResult | None:
         raise PreparationError(
             ExitCode.USAGE,
             f"{options.marker} was built with {json.dumps(marker['settings'])}, requested is "
-            f"{json.dumps(options.settings())}; remove it or choose another --output-prefix",
+            f"{json.dumps(options.settings())}; remove it and {options.data.name}.bin and .idx, or choose "
+            "another --output-prefix",
         )
     return result
 
@@ -174,7 +185,7 @@ def _tokenizer(options: PrepareOptions, files: Sequence[Path]) -> Any:
 
 
 def build(options: PrepareOptions) -> PreparationResult:
-    """Build the corpus. Both files are renamed into place at the end, then the marker.
+    """Build the corpus. Both files are renamed into place at the end, then the marker gets the result.
 
     Raises PreparationError or OSError.
     """
@@ -188,25 +199,35 @@ def build(options: PrepareOptions) -> PreparationResult:
     vocabulary = tokenizer.get_vocab_size()
     try:
         count, tokens = _write(part, options, files, Encoder(tokenizer, vocabulary, eod))
+        # Another pod may have been faster, also one of another recipe.
+        if (found := find_result(options)) is not None:
+            return found
+        # What has no marker is not replaced: one that is killed here leaves its files with one.
+        _mark(options, None)
         sizes = []
         for suffix in _SUFFIXES:
             path = Path(f"{part}{suffix}")
             sizes.append(path.stat().st_size)
             path.replace(Path(f"{options.data}{suffix}"))
         result = PreparationResult(count, tokens, vocabulary, str(options.data), *sizes)
-        mark = temporary(options.marker)
-        mark.write_text(
-            json.dumps({"settings": options.settings(), "result": result.to_json()}, indent=2) + "\n"
-        )
-        mark.replace(options.marker)
+        _mark(options, result)
     finally:
         for suffix in _SUFFIXES:
             Path(f"{part}{suffix}").unlink(missing_ok=True)
-    # Of pods that were killed. One that still writes finds this result when it tries again.
+    # Of pods that were killed. One that still writes finds this result instead.
     for suffix in _SUFFIXES:
         for leftover in options.data.parent.glob(f".{glob.escape(options.data.name)}.*{suffix}"):
             leftover.unlink(missing_ok=True)
     return result
+
+
+def _mark(options: PrepareOptions, result: PreparationResult | None) -> None:
+    from megatron_trainer.data.shards import temporary
+
+    part = temporary(options.marker)
+    content = {"settings": options.settings(), "result": None if result is None else result.to_json()}
+    part.write_text(json.dumps(content, indent=2) + "\n")
+    part.replace(options.marker)
 
 
 def _write(part: Path, options: PrepareOptions, files: Sequence[Path], encoder: "Encoder") -> tuple[int, int]:

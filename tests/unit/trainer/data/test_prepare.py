@@ -2,9 +2,11 @@
 and reader."""
 
 import json
+import socket
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,8 +111,84 @@ def test_a_preparation_removes_what_killed_ones_have_left(source: Path) -> None:
 
 def test_a_result_of_other_settings_is_refused_with_a_remedy(source: Path) -> None:
     prepare.build(options(source))
-    with pytest.raises(PreparationError, match=r"remove it or choose another --output-prefix"):
+    with pytest.raises(PreparationError, match=r"remove it and code_text_document\.bin and \.idx, or choose"):
         prepare.find_result(options(source, "--include", "*.txt"))
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_dataset_that_was_not_prepared_here_is_not_replaced(source: Path, suffix: str) -> None:
+    requested = options(source)
+    requested.data.parent.mkdir()
+    path = Path(f"{requested.data}{suffix}")
+    path.write_text("of somebody else")
+    with pytest.raises(
+        PreparationError, match=r"was not prepared here.* set another data\.prepare\.name"
+    ) as end:
+        prepare.find_result(requested)
+    assert end.value.code == ExitCode.USAGE
+    with pytest.raises(PreparationError, match="was not prepared here"):
+        prepare.build(requested)
+    assert path.read_text() == "of somebody else"
+
+
+@pytest.mark.parametrize("renamed", range(4))
+def test_a_preparation_that_was_killed_between_its_renames_is_done_again(
+    source: Path, monkeypatch: pytest.MonkeyPatch, renamed: int
+) -> None:
+    requested, replace_file, left = options(source), Path.replace, iter([True] * renamed)
+
+    def replace_or_end(path: Path, target: Path) -> Path:
+        if target.name.startswith("code") and not next(left, False):
+            raise SystemExit(ExitCode.TERMINATED)
+        return replace_file(path, target)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", replace_or_end)
+        with pytest.raises(SystemExit):
+            prepare.build(requested)
+    assert prepare.find_result(requested) is None
+    built = prepare.build(requested)
+    assert prepare.find_result(requested) == built
+
+
+@pytest.fixture
+def faster(source: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[PrepareOptions], None]:
+    """Has another pod prepare something else while the first documents are read."""
+    prepare.build(replace(options(source), output_prefix=source.parent / "data" / "first"))
+    read = prepare.read_documents
+
+    def prepare_meanwhile(theirs: PrepareOptions) -> None:
+        def documents(files: Sequence[Path]) -> Iterator[str]:
+            monkeypatch.setattr(prepare, "read_documents", read)
+            with monkeypatch.context() as other:
+                other.setattr(socket, "gethostname", lambda: "other-pod")
+                prepare.build(theirs)
+            yield from read(files)
+
+        monkeypatch.setattr(prepare, "read_documents", documents)
+
+    return prepare_meanwhile
+
+
+def test_a_result_of_other_settings_that_another_pod_has_made_meanwhile_is_kept(
+    source: Path, faster: Callable[[PrepareOptions], None]
+) -> None:
+    theirs = replace(options(source), append_eod=False)
+    faster(theirs)
+    with pytest.raises(PreparationError, match="was built with") as refused:
+        prepare.build(options(source))
+    assert refused.value.code == ExitCode.USAGE
+    assert prepare.find_result(theirs) is not None
+
+
+def test_a_result_that_another_pod_has_made_meanwhile_is_returned(
+    source: Path, faster: Callable[[PrepareOptions], None]
+) -> None:
+    requested = options(source)
+    faster(requested)
+    built = prepare.build(requested)
+    assert prepare.find_result(requested) == built
+    assert not list(requested.data.parent.glob(".*"))
 
 
 def test_an_existing_tokenizer_is_used(source: Path) -> None:
