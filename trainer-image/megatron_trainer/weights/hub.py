@@ -32,6 +32,8 @@ _SMALL: Final = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _LICENCES: Final = ("LICENSE", "NOTICE", "USE_POLICY")
 _WEIGHTS: Final = ".safetensors"
 _SINGLE: Final = "model.safetensors"
+_COMMIT: Final = ".cache/commit"
+"""File in a folder that is not complete, with the commit of the others; the library has its own beside it."""
 _FIELD: Final = "init.from.huggingFace"
 _FOR_A_WHILE: Final = (408, 425, 429)
 """Status codes of a client's error that another try may not meet."""
@@ -117,9 +119,9 @@ def _fill(part: Path, model: HubModel, watch: Callable[[Callable[[], ConversionP
     info = api.model_info(model.name, revision=model.revision, files_metadata=True)
     found = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     revision = str(info.sha)
+    _remove_others(part, revision)
     names = _chosen(found, lambda: _index(api, model, revision, part))
     sizes = {name: found[name] for name in names}
-    _remove_others(part, sizes)
     _require_room(part, sizes)
     total = sum(sizes.values())
     watch(lambda: ConversionProgress("download", 0, 0, min(_bytes_below(part), total), total))
@@ -172,11 +174,16 @@ def _remove_torn_files(part: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _remove_others(part: Path, sizes: Mapping[str, int]) -> None:
-    """Remove files of an earlier commit, which a branch had when the download began."""
-    for file in part.iterdir():
-        if file.is_file() and file.name not in sizes:
-            file.unlink()
+def _remove_others(part: Path, revision: str) -> None:
+    """Remove files of an earlier commit, which a branch had when the download began.
+
+    The library takes what is there where the hub does not answer for a file.
+    """
+    kept = part / _COMMIT
+    if not kept.is_file() or kept.read_bytes() != revision.encode():
+        shutil.rmtree(part)
+        kept.parent.mkdir(parents=True)
+        kept.write_bytes(revision.encode())
 
 
 def _require_room(part: Path, sizes: Mapping[str, int]) -> None:

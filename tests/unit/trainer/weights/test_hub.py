@@ -142,6 +142,22 @@ def test_files_of_an_earlier_commit_of_a_branch_are_not_kept(
     assert (target / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.parametrize(("later", "kept"), [(COMMIT, True), ("f" * 40, False)])
+def test_a_download_that_goes_on_keeps_files_of_the_same_commit_alone(
+    stand_in: HubStandIn, target: Path, later: str, kept: bool
+) -> None:
+    part = target.with_name(f".{target.name}.partial")
+    with pytest.raises(KeyboardInterrupt):
+        hub.download(_model(stand_in), target, mock.Mock(side_effect=KeyboardInterrupt))
+    (part / "tokenizer.json").write_text("a tokenizer of this commit")
+    stand_in.models[NAME].commit = later
+    found: list[str] = []
+    hub.download(_model(stand_in), target, lambda _: found.extend(file.name for file in part.iterdir()))
+    assert ("tokenizer.json" in found) is kept
+    assert {file.name for file in target.iterdir()} == TAKEN | {DOWNLOAD_FILE}
+    assert hub.commit(target) == later
+
+
 def test_a_folder_of_somebody_else_is_never_taken_for_the_model(stand_in: HubStandIn, target: Path) -> None:
     target.mkdir(parents=True)
     with pytest.raises(ConversionError, match=r"was not downloaded from a hub; remove it, or set init.from"):
