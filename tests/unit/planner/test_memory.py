@@ -106,6 +106,11 @@ def test_interleaving_holds_more_by_megatrons_factor() -> None:
     assert activations(interleaved, 0) == pytest.approx(activations(plain, 0) * (1 + 3 / (4 * 5)))
 
 
+def test_interleaving_holds_no_more_than_all_micro_batches() -> None:
+    plain, interleaved = (workload(micro_batches=4, vp=vp) for vp in (1, 2))
+    assert activations(interleaved, 0) == activations(plain, 0)
+
+
 def test_only_the_last_stage_has_the_logits() -> None:
     w = workload(stage_layers=(80,), dp=8)
     bigger = dataclasses.replace(w, shape=dataclasses.replace(w.shape, vocab=2 * w.shape.vocab))

@@ -221,10 +221,12 @@ def micro_batches_kept(w: Workload, stage: int) -> float:
 
     1F1B schedule with p stages: p - stage, or all micro batches if there are fewer. Interleaved with v
     virtual stages: 2 (p - stage - 1) + (v - 1) p + 1 chunks of 1/v of the stage's layers, which for the first
-    stage is p times the factor 1 + (p - 1) / (p v) of arXiv:2205.05198.
+    stage is p times the factor 1 + (p - 1) / (p v) of arXiv:2205.05198, or all chunks
+    (`get_pp_rank_microbatches`).
     """
     if w.dims.vp > 1:
-        return (2 * (w.dims.pp - stage - 1) + (w.dims.vp - 1) * w.dims.pp + 1) / w.dims.vp
+        chunks = 2 * (w.dims.pp - stage - 1) + (w.dims.vp - 1) * w.dims.pp + 1
+        return min(chunks / w.dims.vp, w.micro_batches)
     return min(w.dims.pp - stage, w.micro_batches)
 
 
