@@ -83,6 +83,7 @@ def _run(entry: Mapping[str, Any], sizes: Mapping[str, Any]) -> Run:
     numerics = replace(
         workload.numerics,
         gradient=entry.get("gradients", 2),
+        gradient_copies=4 if entry.get("gradients", 2) == 2 and entry.get("optimizer", 12) == 12 else 0,
         optimizer=entry.get("optimizer", 12),
         step_copies=4 * entry.get("moments", 0),
     )

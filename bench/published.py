@@ -140,13 +140,15 @@ def workload_of(entry: Mapping[str, Any], shape: ModelShape) -> Workload:
 
 def _numerics(entry: Mapping[str, Any]) -> Numerics:
     """Megatron-Bridge's performance recipes reduce gradients in BF16 and gather FP8 weights in FP8."""
-    gradient = 2 if entry["source"].startswith("bridge") else 4
+    gradient, copies = (2, 4) if entry["source"].startswith("bridge") else (4, 0)
     if entry["precision"] == "bf16":
-        return Numerics(gradient=gradient)
+        return Numerics(gradient=gradient, gradient_copies=copies)
     scaled = entry["precision"] == "mxfp8"
     if entry["precision"] == "nvfp4":
-        return Numerics(gradient=gradient, fp8=True, fp4=True, fp8_copies=2)
-    return Numerics(gradient=gradient, fp8=True, block_scaled=scaled, gathered_weight=1)
+        return Numerics(gradient=gradient, gradient_copies=copies, fp8=True, fp4=True, fp8_copies=2)
+    return Numerics(
+        gradient=gradient, gradient_copies=copies, fp8=True, block_scaled=scaled, gathered_weight=1
+    )
 
 
 def name_of(entry: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def test_a_proposal_names_the_layout_that_it_allows() -> None:
         assert after["tensorModelParallelSize"] < before["tensorModelParallelSize"]
         assert each["layout"] == {name: after[name] for name in each["layout"]}
     printed = CliRunner().invoke(cli, ("plan", *few), catch_exceptions=False).stdout
-    assert "; the layout is then TP 4, PP 4, CP 1, DP 1" in " ".join(printed.split())
+    assert "; the layout is then TP 4, PP 4, VP 4, CP 1, DP 1" in " ".join(printed.split())
 
 
 def test_settings_that_gain_no_more_than_fewer_of_them_are_left_out() -> None:

@@ -237,6 +237,28 @@ def test_16_bit_moments_need_fp32_copies_while_the_optimizer_steps() -> None:
     assert numerics(training, {}).step_copies == 0
 
 
+def test_16_bit_gradients_are_copied_in_fp32_for_the_optimizers_step() -> None:
+    """Those of experts and of the other parameters at once, before either optimizer steps."""
+    small = mixtral(numerics=numerics(TrainingSpec(bf16=True), {"grad-reduce-in-bf16": True}), seq_length=128)
+    layers, experts, vocabulary = memory.held_parameters(small, 0)
+    need = memory_per_gpu(small, 80 * GIB)
+    assert need.activations == int(4 * ((layers + vocabulary) / 8 + experts)) > activations(small, 0)
+
+
+@pytest.mark.parametrize(
+    ("training", "args"),
+    [
+        ({}, {}),
+        ({"usePrecisionAwareOptimizer": True}, {"main-grads-dtype": "bf16"}),
+        ({"usePrecisionAwareOptimizer": True}, {"grad-reduce-in-bf16": True}),
+    ],
+)
+def test_fp32_gradients_and_those_of_the_precision_aware_optimizer_are_not_copied(
+    training: dict[str, Any], args: dict[str, Any]
+) -> None:
+    assert numerics(TrainingSpec.model_validate({"bf16": True} | training), args).gradient_copies == 0
+
+
 OFFLOADED = {"optimizer-cpu-offload": True, "exp-avg-dtype": "bf16"}
 
 

@@ -8,6 +8,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner import plan
 
 GRADIENTS = "megatronArgs.grad-reduce-in-bf16: true"
+LONG = {"model": {"maxPositionEmbeddings": 32768}, "training": {"seqLength": 32768}}
 
 
 def fix(resolve: Any, *words: Any, **spec: Any) -> str:
@@ -18,14 +19,14 @@ def fix(resolve: Any, *words: Any, **spec: Any) -> str:
 
 
 def test_gradients_in_bf16_are_named_and_are_enough(resolve: Any) -> None:
-    """70B on 8 H200: 16 bytes per parameter are 151 GiB of each, 14 bytes 135."""
-    text = fix(resolve, "llama3-70b", 8, "h200")
+    """8B on 2 H100, long sequences: 18 bytes per parameter and activations, or 20 in the optimizer's step."""
+    text = fix(resolve, "llama3-8b", 2, "h100-sxm", **LONG)
     found = re.search(rf"or {re.escape(GRADIENTS)}, with which (.*) needs ([\d.]+) GiB", text)
     assert found is not None
-    assert found[1] == "TP 8, PP 1, CP 1, DP 1"
-    sizes = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 1, "contextParallelSize": 1}
-    gradients = {"grad-reduce-in-bf16": True}
-    memory = plan(resolve("llama3-70b", 8, "h200", megatronArgs=gradients, parallelism=sizes)).memory_per_gpu
+    assert found[1] == "TP 2, PP 1, CP 1, DP 1"
+    sizes = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 1, "contextParallelSize": 1}
+    smaller = LONG | {"megatronArgs": {"grad-reduce-in-bf16": True}, "parallelism": sizes}
+    memory = plan(resolve("llama3-8b", 2, "h100-sxm", **smaller)).memory_per_gpu
     assert memory is not None
     assert memory.capacity is not None
     assert memory.total <= memory.capacity
@@ -35,6 +36,11 @@ def test_what_would_not_be_enough_is_not_named(resolve: Any) -> None:
     assert "grad-reduce-in-bf16" not in fix(resolve, "llama3-70b", 1, "h200")
 
 
+def test_gradients_in_bf16_are_not_named_where_their_fp32_copies_do_not_fit(resolve: Any) -> None:
+    """70B on 8 H200: 20 bytes per parameter of each in the optimizer's step, instead of 18."""
+    assert "grad-reduce-in-bf16" not in fix(resolve, "llama3-70b", 8, "h200")
+
+
 def test_what_the_recipe_sets_is_not_named(resolve: Any) -> None:
-    text = fix(resolve, "llama3-70b", 8, "h200", megatronArgs={"grad-reduce-in-bf16": False})
+    text = fix(resolve, "llama3-8b", 2, "h100-sxm", **LONG, megatronArgs={"grad-reduce-in-bf16": False})
     assert GRADIENTS not in text

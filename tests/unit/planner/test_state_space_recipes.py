@@ -98,7 +98,7 @@ def test_a_hybrid_model_is_planned_on_gpus_without_the_kernels_as_its_function_l
 def test_a_function_unlike_the_others_of_its_recipe_is_not_started(
     function: str, recipe: str, reason: str
 ) -> None:
-    refused = refusal(function, "with-kernels")
+    refused = refusal(function, "with-kernels", 16)
     assert f"{function} {reason}" in refused
     assert refused.endswith(f"name the recipe instead: {recipe}")
 

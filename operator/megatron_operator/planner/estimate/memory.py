@@ -207,13 +207,16 @@ def host_bytes(w: Workload) -> float:
 
 
 def _optimizer_step(w: Workload, trained: Parameters) -> float:
-    """Bytes of FP32 copies of 16-bit moments during the optimizer's step, when no activations are kept.
+    """Bytes of FP32 copies of 16-bit gradients and moments during the optimizer's step.
 
-    Experts have an optimizer of their own, which steps before or after that of the other parameters.
+    No activations are kept then. Experts have an optimizer of their own, which steps before or after that of
+    the other parameters; the gradients of both are copied before (`ChainedOptimizer.prepare_grads`).
     """
     layers, experts, vocabulary = trained
     copies, expert_copies = w.optimizer_copies
-    return w.numerics.step_copies * max((layers + vocabulary) / copies, experts / expert_copies)
+    shard, of_experts = (layers + vocabulary) / copies, experts / expert_copies
+    n = w.numerics
+    return n.gradient_copies * (shard + of_experts) + n.step_copies * max(shard, of_experts)
 
 
 def micro_batches_kept(w: Workload, stage: int) -> float:

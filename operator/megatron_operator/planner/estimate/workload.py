@@ -43,6 +43,8 @@ class Numerics:
     """Additional bytes per parameter of a layer: FP8 copies that are kept between micro batches."""
     step_copies: float = 0
     """Bytes per parameter of the optimizer's shard while it steps: FP32 copies of 16-bit moments."""
+    gradient_copies: float = 0
+    """Bytes per parameter of the optimizer's shard, before it steps: FP32 copies of 16-bit gradients."""
     gathered_weight: float = 2
     """Bytes per parameter that the distributed optimizer gathers."""
 
@@ -205,9 +207,10 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     all in FP32 4, 4 and 8. The precision-aware optimizer keeps only the 16 bits of the FP32 master weight
     that the BF16 weight lacks (`store_param_remainders`) and takes the types of moments and gradients from
     `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`; its kernel takes FP32 copies of 16-bit
-    moments. FP8 keeps two FP8 copies of a weight, one for each direction of the product, unless the weights
-    themselves are FP8 (`--fp8-param-gather`). `--optimizer-cpu-offload` moves a fraction of the states to the
-    host, with a copy of the gradients, and keeps all of them in FP32 (`HybridDeviceOptimizer`).
+    moments. Other optimizers take FP32 copies of 16-bit gradients (`_copy_model_grads_to_main_grads`). FP8
+    keeps two FP8 copies of a weight, one for each direction of the product, unless the weights themselves are
+    FP8 (`--fp8-param-gather`). `--optimizer-cpu-offload` moves a fraction of the states to the host, with a
+    copy of the gradients, and keeps all of them in FP32 (`HybridDeviceOptimizer`).
     """
     # FP4 products are taken to be as fast as FP8: no published peak is reached yet.
     fp4 = training.fp4_format is not None
@@ -230,13 +233,14 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
         master = first = second = 4
     states = master + first + (second if training.optimizer in (None, "adam") else 0)
     # `HybridDeviceOptimizer` keeps FP32 gradients of what it updates on the GPU.
-    gradient_copies = 4 if offloaded is not None and gradient < 4 else 0
+    kept_copies = 4 if offloaded is not None and gradient < 4 else 0
     return Numerics(
         weight=2,
         gradient=gradient,
-        optimizer=(states + gradient_copies) * (1 - (offloaded or 0)),
+        optimizer=(states + kept_copies) * (1 - (offloaded or 0)),
         host=(states + 4) * (offloaded or 0),
         step_copies=4 * ((first < 4) + (second < 4 and training.optimizer in (None, "adam"))),
+        gradient_copies=4 if gradient < 4 and not aware else 0,
         fp8=fp8,
         block_scaled=training.fp8_recipe in ("mxfp8", "blockwise"),
         fp4=fp4,
