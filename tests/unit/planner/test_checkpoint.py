@@ -10,6 +10,7 @@ from megatron_operator.planner import plan
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 
 ROOT = Path(__file__).parents[3]
+AWARE_IN_FP8 = {"usePrecisionAwareOptimizer": True, "fp8Format": "hybrid"}
 WHOLE = {"useDistributedOptimizer": False, "overlapParamGather": False}
 
 
@@ -19,6 +20,8 @@ WHOLE = {"useDistributedOptimizer": False, "overlapParamGather": False}
         ({}, {}, 14),
         ({"bf16": False, "fp16": True}, {}, 14),
         ({"usePrecisionAwareOptimizer": True}, {}, 12),
+        (AWARE_IN_FP8 | {"fp8Recipe": "delayed"}, {}, 12),
+        (AWARE_IN_FP8 | {"fp8Recipe": "tensorwise"}, {}, 14),
         ({"bf16": False}, {}, 16),
         ({"bf16": False}, WHOLE, 12),
         ({}, {"useMegatronFsdp": True}, 12),

@@ -157,6 +157,9 @@ def test_fp8_halves_what_linear_layers_keep_and_adds_copies_of_weights() -> None
     assert states(gathered, 0).weights == states(half, 0).weights
 
 
+AWARE_IN_FP8 = {"bf16": True, "usePrecisionAwareOptimizer": True, "fp8Format": "hybrid"}
+
+
 @pytest.mark.parametrize(
     ("training", "args", "expected"),
     [
@@ -164,6 +167,9 @@ def test_fp8_halves_what_linear_layers_keep_and_adds_copies_of_weights() -> None
         ({}, {}, (4, 4, 8)),
         ({"bf16": True, "optimizer": "sgd"}, {}, (2, 4, 8)),
         ({"bf16": True, "usePrecisionAwareOptimizer": True}, {}, (2, 4, 10)),
+        (AWARE_IN_FP8 | {"fp8Recipe": "delayed"}, {}, (2, 4, 10)),
+        (AWARE_IN_FP8 | {"fp8Recipe": "tensorwise"}, {}, (2, 4, 12)),
+        (AWARE_IN_FP8 | {"fp8Recipe": "tensorwise"}, {"main-params-dtype": "fp16"}, (2, 4, 10)),
         (
             {"bf16": True, "usePrecisionAwareOptimizer": True},
             {"exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16", "main-grads-dtype": "bf16"},
@@ -257,6 +263,14 @@ def test_fp32_gradients_and_those_of_the_precision_aware_optimizer_are_not_copie
     training: dict[str, Any], args: dict[str, Any]
 ) -> None:
     assert numerics(TrainingSpec.model_validate({"bf16": True} | training), args).gradient_copies == 0
+
+
+@pytest.mark.parametrize(("recipe", "copies"), [("delayed", 0), ("mxfp8", 4)])
+def test_with_scales_of_the_present_values_the_precision_aware_optimizer_has_its_gradients_copied(
+    recipe: str, copies: int
+) -> None:
+    training = TrainingSpec.model_validate(AWARE_IN_FP8 | {"fp8Recipe": recipe})
+    assert numerics(training, {"main-grads-dtype": "bf16"}).gradient_copies == copies
 
 
 OFFLOADED = {"optimizer-cpu-offload": True, "exp-avg-dtype": "bf16"}

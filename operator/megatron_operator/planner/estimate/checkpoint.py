@@ -10,6 +10,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import trained_parameters
+from megatron_operator.planner.estimate.workload import kernel_has_master_weights
 
 _WEIGHT = 2
 """A weight of a vision-language model, which is trained in BF16."""
@@ -47,11 +48,12 @@ def bytes_per_parameter(training: TrainingSpec, args: Mapping[str, Any], *, shar
     """Bytes of a parameter with its optimizer states. `sharded`: by the distributed optimizer.
 
     Source: what megatron-core 0.19.2 saves (`distrib_optimizer.py`, `optimizer.py`). A model in BF16 or FP16
-    is saved with its FP32 master weights; the precision-aware optimizer saves the 16 bits of them that BF16
-    lacks. In FP32 the distributed optimizer saves the weights again, as its own part of them.
+    is saved with its FP32 master weights; the precision-aware optimizer, where it has them, saves the 16 bits
+    of them that BF16 lacks. In FP32 the distributed optimizer saves the weights again, as its own part of
+    them.
     """
     if not (training.bf16 or training.fp16):
         return (8 if sharded else 4) + _MOMENTS
-    remainder = training.use_precision_aware_optimizer and training.bf16
+    remainder = kernel_has_master_weights(training, args) and training.bf16
     in_fp32 = args.get("main-params-dtype", "fp32") == "fp32"
     return 2 + (2 if remainder and in_fp32 else 4) + _MOMENTS

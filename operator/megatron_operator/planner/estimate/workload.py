@@ -205,12 +205,13 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
 
     Source: "Distributed optimizer" of Megatron's documentation: BF16 weights 2, FP32 gradients 4, Adam 12;
     all in FP32 4, 4 and 8. The precision-aware optimizer keeps only the 16 bits of the FP32 master weight
-    that the BF16 weight lacks (`store_param_remainders`) and takes the types of moments and gradients from
-    `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`; its kernel takes FP32 copies of 16-bit
-    moments. Other optimizers take FP32 copies of 16-bit gradients (`_copy_model_grads_to_main_grads`). FP8
-    keeps two FP8 copies of a weight, one for each direction of the product, unless the weights themselves are
-    FP8 (`--fp8-param-gather`). `--optimizer-cpu-offload` moves a fraction of the states to the host, with a
-    copy of the gradients, and keeps all of them in FP32 (`HybridDeviceOptimizer`).
+    that the BF16 weight lacks (`store_param_remainders`), where it has the master weights, and takes the
+    types of moments and gradients from `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`; its
+    kernel takes FP32 copies of 16-bit moments. Where Megatron has them, 16-bit gradients are copied in FP32
+    (`_copy_model_grads_to_main_grads`). FP8 keeps two FP8 copies of a weight, one for each direction of the
+    product, unless the weights themselves are FP8 (`--fp8-param-gather`). `--optimizer-cpu-offload` moves a
+    fraction of the states to the host, with a copy of the gradients, and keeps all of them in FP32
+    (`HybridDeviceOptimizer`).
     """
     # FP4 products are taken to be as fast as FP8: no published peak is reached yet.
     fp4 = training.fp4_format is not None
@@ -220,7 +221,8 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
         return Numerics(weight=4, gradient=4, optimizer=moments, gathered_weight=4)
     aware = bool(training.use_precision_aware_optimizer)
     master = _bytes_of(args, "main-params-dtype")
-    if aware and master == 4 and training.bf16:
+    in_kernel = kernel_has_master_weights(training, args)
+    if in_kernel and master == 4 and training.bf16:
         master = 2
     # FP32 copies of other moments: `FusedAdam.get_unscaled_state` of Transformer Engine.
     first = _bytes_of(args, "exp-avg-dtype") if aware else 4
@@ -240,13 +242,25 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
         optimizer=(states + kept_copies) * (1 - (offloaded or 0)),
         host=(states + 4) * (offloaded or 0),
         step_copies=4 * ((first < 4) + (second < 4 and training.optimizer in (None, "adam"))),
-        gradient_copies=4 if gradient < 4 and not aware else 0,
+        gradient_copies=4 if gradient < 4 and not in_kernel else 0,
         fp8=fp8,
         block_scaled=training.fp8_recipe in ("mxfp8", "blockwise"),
         fp4=fp4,
         fp8_copies=2 if fp8 and not training.fp8_param_gather else 0,
         gathered_weight=1 if training.fp8_param_gather else 2,
     )
+
+
+def kernel_has_master_weights(training: TrainingSpec, args: MegatronArgs) -> bool:
+    """Whether the precision-aware optimizer has the master weights itself, and takes gradients as they are.
+
+    Megatron has them with FP8 other than `delayed`, if they are in FP32 and not offloaded (`OptimizerConfig`,
+    `use_precision_aware_optimizer_no_fp8_or_ds_fp8`).
+    """
+    if not training.use_precision_aware_optimizer:
+        return False
+    delayed = training.fp8_format is None or training.fp8_recipe in (None, "delayed")
+    return delayed or _bytes_of(args, "main-params-dtype") < 4 or bool(args.get("optimizer-cpu-offload"))
 
 
 def offloaded_fraction(args: MegatronArgs) -> float | None:
