@@ -37,7 +37,8 @@ def summed(in_fp32: bool | None, **training: Any) -> dict[str, Any]:
         (summed(True), {"--accumulate-allreduce-grads-in-fp32"}, 4),
         (summed(False), {"--grad-reduce-in-bf16"}, 2),
         (summed(True, bf16=False, fp16=True), {"--accumulate-allreduce-grads-in-fp32"}, 4),
-        (summed(False, bf16=False, fp16=True), set(), 4),
+        (summed(False, bf16=False, fp16=True), set(), 2),
+        ({"bf16": False, "fp16": True}, set(), 2),
         (summed(True, bf16=False), {"--accumulate-allreduce-grads-in-fp32"}, 4),
     ],
 )

@@ -132,6 +132,15 @@ def test_a_flag_is_refused_once_that_a_size_of_the_recipe_rules_out(resolve: Any
     ]
 
 
+@pytest.mark.parametrize("training", [{"bf16": False, "fp16": True}, {"bf16": False}])
+def test_sums_in_bf16_are_refused_without_bf16(resolve: Any, training: dict[str, bool]) -> None:
+    args = {"grad-reduce-in-bf16": True}
+    assert errors(resolve("llama3.2-1b", 8, megatronArgs=args)) == []
+    assert errors(resolve("llama3.2-1b", 8, megatronArgs=args, training=training)) == [
+        "spec.megatronArgs.grad-reduce-in-bf16: has no effect without training.bf16; leave it out"
+    ]
+
+
 def test_saved_parameters_exclude_the_overlap_of_the_plan(resolve: Any) -> None:
     args = {"save-params-interval": 10}
     (found,) = errors(resolve("llama3-8b", 8, megatronArgs=args))

@@ -61,6 +61,14 @@ def test_gradients_in_bf16_are_proposed_where_nothing_hides_their_reduction(reso
     assert {"megatronArgs.grad-reduce-in-bf16": True} in proposed(resolved)
 
 
+def test_gradients_in_bf16_are_not_proposed_to_a_run_in_fp16(resolve: Any) -> None:
+    """Its gradients are in FP16."""
+    long, sizes = {"seqLength": 32768}, {"maxPositionEmbeddings": 131072}
+    for training, there in ((long, True), (long | {"bf16": False, "fp16": True}, False)):
+        found = proposed(resolve("llama3.2-1b", 1, training=training, model=sizes))
+        assert ({"megatronArgs.grad-reduce-in-bf16": True} in found) is there
+
+
 def test_what_another_layout_may_need_is_tried_where_the_layout_is_open(resolve: Any) -> None:
     """The plan has stages without virtual ones, where experts' communication cannot overlap."""
     resolved = resolve("deepseek-v3", 2048)

@@ -263,6 +263,7 @@ def flag_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     return [
         *found,
         *_of_dense_models(resolved, {error.field for error in found}),
+        *_of_other_precisions(resolved),
         *_weight_decay_errors(resolved),
         *_context_size_errors(resolved),
         *_interval_errors(resolved),
@@ -281,6 +282,14 @@ def _of_dense_models(resolved: ResolvedRecipe, reported: set[str]) -> Iterator[F
         if flag.startswith("moe-") and value is not False and is_own and _AT + flag not in reported:
             message = f"{str(value).lower()} has no effect: the model has no experts"
             yield FieldError(_AT + flag, message, "leave it out, or set model.numExperts")
+
+
+def _of_other_precisions(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Megatron reads the flag with BF16 alone (`validate_args`)."""
+    flag = "grad-reduce-in-bf16"
+    is_own = resolved.is_set_by_user(f"megatronArgs.{flag}")
+    if is_own and resolved.megatron_args.get(flag, False) is not False and not resolved.training.bf16:
+        yield FieldError(_AT + flag, "has no effect without training.bf16", "leave it out")
 
 
 def _weight_decay_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:

@@ -230,6 +230,8 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     gradient = _bytes_of(args, "main-grads-dtype") if aware else 4
     if args.get("grad-reduce-in-bf16"):
         gradient = 2
+    if training.fp16:  # `validate_args` asks for sums in FP32 with BF16 alone.
+        gradient = 4 if training.accumulate_allreduce_grads_in_fp32 else 2
     offloaded = offloaded_fraction(args)
     if offloaded is not None:
         master = first = second = 4
