@@ -115,7 +115,7 @@ class Stages:
     async def suspend(self, status: StatusBuilder) -> Requeue | None:
         """Delete the Jobs that the run waits for; None once their pods have ended.
 
-        A preparation goes on with its complete shards when the run does, an import begins again.
+        When the run continues, a preparation of `data.sources` keeps its complete shards; others begin again.
         """
         for stage in (IMPORT, PREPARATION, CHECK):
             if status.condition(stage.condition) is None or status.is_true(stage.condition):

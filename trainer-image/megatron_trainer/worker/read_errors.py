@@ -6,8 +6,8 @@ from typing import Final
 _OF_VOLUMES: Final = frozenset(
     {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO}
 )
-"""Errors of disks and of mounts whose server or daemon does not respond. A hub that cannot be reached has
-others, and stays so: a refused connection, a name that is not known, a network without a route."""
+"""Errors of disks, and of mounts whose server or daemon does not respond. Those of a hub that cannot be
+reached are others: a refused connection, an unknown name, no route."""
 
 
 def is_temporary(error: BaseException) -> bool:
