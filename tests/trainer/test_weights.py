@@ -161,13 +161,27 @@ def test_a_weight_that_is_not_a_number_is_refused_while_the_checkpoint_is_writte
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "source"]
 
 
-def test_a_checkpoint_with_fewer_rows_of_vocabulary_is_refused(
-    converter: WarmConverter, proven: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        (
+            {"vocab_size": 300},
+            "embedding.word_embeddings.weight has shape [256, 64], config.json needs [300, 64]",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            "decoder.layers.mlp.linear_fc2.weight has shape [2, 64, 128], config.json needs [1, 64, 128]",
+        ),
+    ],
+    ids=["fewer rows of vocabulary", "a deeper model"],
+)
+def test_a_checkpoint_of_another_size_than_its_base_is_refused(
+    setting: dict[str, int], problem: str, converter: WarmConverter, proven: Path, tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
     huggingface_folder.copy_small_files(proven / "source", base)
     config = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    (base / "config.json").write_text(json.dumps(config | setting))
 
     ended = converter.convert(
         *("export", "--from", proven / "imported", "--to", tmp_path / "out", "--base", base),
@@ -175,26 +189,6 @@ def test_a_checkpoint_with_fewer_rows_of_vocabulary_is_refused(
     )
 
     assert ended.code == 2, ended.output
-    problem = "embedding.word_embeddings.weight has shape [256, 64], config.json needs [300, 64]"
-    assert problem in ended.output
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_checkpoint_of_a_deeper_model_is_refused(
-    converter: WarmConverter, proven: Path, tmp_path: Path
-) -> None:
-    base = tmp_path / "base"
-    huggingface_folder.copy_small_files(proven / "source", base)
-    config = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-
-    ended = converter.convert(
-        *("export", "--from", proven / "imported", "--to", tmp_path / "out", "--base", base),
-        log=tmp_path / "log",
-    )
-
-    assert ended.code == 2, ended.output
-    problem = "decoder.layers.mlp.linear_fc2.weight has shape [2, 64, 128], config.json needs [1, 64, 128]"
     assert ended.output.count(problem) == 1
     assert not (tmp_path / "out").exists()
 
