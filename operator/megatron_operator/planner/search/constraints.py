@@ -10,12 +10,13 @@ from typing import Literal
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
-from megatron_operator.planner.divisors import divisors
+from megatron_operator.planner.divisors import divisors, set_one_of
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds, ffn_of
 from megatron_operator.planner.estimate.shared_selection import selecting_layers, shares_selection
 from megatron_operator.planner.search.pipeline_split import StageSplit
+from megatron_operator.planner.search.quantized_widths import quantized_width_errors
 
 Recompute = Literal["full", "selective"]
 
@@ -62,6 +63,8 @@ class ConstraintContext:
     """Whether attention splits sequences over ranks without Transformer Engine."""
     has_sequence_parallelism: bool = True
     """Whether the model takes sequence parallelism where it runs."""
+    width_multiple: int = 1
+    """What widths of linear layers are multiples of on each rank."""
 
     @property
     def in_one_nvlink_domain(self) -> bool:
@@ -84,6 +87,9 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     _check_tensor(layout.dims, context, found)
     _check_sequence(layout.dims, context, found)
     _check_experts(layout.dims, context, found)
+    if context.width_multiple > 1:
+        sizes = _valid_tensor_sizes(context)
+        found.extend(quantized_width_errors(context.shape, layout.dims, context.width_multiple, sizes))
     _check_towers(layout, context, found)
     _check_compressed_attention(layout, context, found)
     _check_shared_selection(layout, context.shape, found)
@@ -98,11 +104,6 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
         message = f"{layout.dims.vp} is set, and Megatron-Bridge builds these layers without virtual stages"
         found.error(f"{_P}numVirtualStagesPerPipelineRank", message, "leave it out")
     return found.errors
-
-
-def _one_of(sizes: list[int]) -> str:
-    """The fix that names the first twelve of some sizes."""
-    return f"set {'one of ' if len(sizes) > 1 else ''}{', '.join(map(str, sizes[:12]))}"
 
 
 def _splits_groups(shape: ModelShape, tp: int) -> bool:
@@ -148,7 +149,7 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
     """A TP group stays on NVLink, and TP divides heads and widths."""
     shape, tp, pod, world = context.shape, dims.tp, context.pod, context.world
     domain = context.nvlink_ranks
-    field, fix = f"{_P}tensorModelParallelSize", _one_of(_valid_tensor_sizes(context))
+    field, fix = f"{_P}tensorModelParallelSize", set_one_of(_valid_tensor_sizes(context))
     if pod % tp and tp % pod == 0 and tp <= domain < world:
         found.error(
             field,
@@ -214,7 +215,7 @@ def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
     return FieldError(
         field,
         f"numLayers {shape.layers} is not divisible by PP {pp}",
-        f"{_one_of(divisors(shape.layers))}, or set the split with decoderFirst/LastPipelineNumLayers, "
+        f"{set_one_of(divisors(shape.layers))}, or set the split with decoderFirst/LastPipelineNumLayers, "
         "accountForEmbedding/LossInPipelineSplit or pipelineModelParallelLayout",
     )
 
@@ -332,7 +333,7 @@ def _check_experts(dims: ParallelDims, context: ConstraintContext, found: Diagno
         found.error(
             field,
             f"EP {ep} does not divide numExperts {shape.experts}",
-            _one_of([size for size in divisors(shape.experts) if world % size == 0]),
+            set_one_of([size for size in divisors(shape.experts) if world % size == 0]),
         )
     if world % dims.expert_model_parallel:
         found.error(

@@ -13,6 +13,7 @@ from megatron_operator.planner.estimate.hardware import GIB, Accelerator, nvlink
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Execution, Numerics, Workload
 from megatron_operator.planner.search.constraints import ConstraintContext, Layout, Recompute
+from megatron_operator.planner.search.quantized_widths import width_multiple
 
 COMFORTABLE_SHARE = 0.95
 """Share of the memory up to which layouts are preferred over tighter ones: published runs fill up to 94 %."""
@@ -95,6 +96,7 @@ class PlanningProblem:
             virtual_stages=bridge_support.has_virtual_stages(self._function),
             splits_itself=self._splits_itself,
             has_sequence_parallelism=self.resolved.has_sequence_parallelism,
+            width_multiple=1 if self.on_cpu else width_multiple(self.resolved.training),
         )
 
     @property
