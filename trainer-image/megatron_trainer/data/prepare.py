@@ -31,6 +31,7 @@ from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
 from megatron_trainer.data.log import log
+from megatron_trainer.data.patterns import left_out
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import PrepareOptions, parse_options, split_flags
 from megatron_trainer.data.unused_files import remove_unused
@@ -48,12 +49,16 @@ _PROGRESS_SECONDS = 5.0
 def find_files(options: PrepareOptions) -> list[Path]:
     """Return the files to read, sorted, without duplicates.
 
-    Raises PreparationError if there are none, and for a link that leads out of the source's volume.
+    Raises PreparationError if there are none, for one that a glob matches and that cannot be read, and for a
+    link that leads out of the source's volume.
     """
     if not options.source.is_dir():
         raise PreparationError(
             ExitCode.BAD_DATA, f"--source {options.source} is not a folder; mount the text there"
         )
+    for each in options.include:
+        if problem := left_out(options.source, each):
+            raise PreparationError(ExitCode.BAD_DATA, problem)
     files = sorted({path for glob in options.include for path in options.source.glob(glob) if path.is_file()})
     if not files:
         raise PreparationError(

@@ -20,6 +20,7 @@ from megatron_trainer.data.compression import is_compressed
 from megatron_trainer.data.files import SourceFile, path_of, size_of, version_of
 from megatron_trainer.data.media import IMAGES, Medium
 from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
+from megatron_trainer.data.patterns import left_out
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
 
@@ -114,7 +115,8 @@ def find_files(source: Source) -> list[SourceFile]:
     """Return the files or objects of a source in the order in which they are read.
 
     Hidden files are left out, as by a shell, unless the pattern names them: copies in progress are such.
-    Raises PreparationError if there are none, and for a link that leads out of the source's volume.
+    Raises PreparationError if there are none, for one that the pattern matches and that cannot be read, and
+    for a link that leads out of the source's volume.
     """
     if source.path.startswith(objects.SCHEME):
         return list(_objects(source))
@@ -164,6 +166,8 @@ def _matches(source: Source) -> list[Path]:
     files = sorted(
         each for each in found if hidden or not any(part.startswith(".") for part in each.parts[fixed:])
     )
+    if problem := left_out(root, str(path.relative_to(root))):
+        raise source.refuse("path", problem)
     if not files:
         raise source.refuse("path", f"no file matches {source.path}; {_nearest(path)}")
     return files

@@ -1,0 +1,56 @@
+"""What a pattern of paths leaves out although it matches: `Path.glob` does not report it."""
+
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+
+def left_out(folder: Path, pattern: str) -> str | None:
+    """Return what `pattern` matches below `folder` and cannot be read, and the fix; None if all can be.
+
+    It is the first of the folders whose entries may not be listed and the links to nothing. As in glob and in
+    a shell, `**` does not follow links to folders, and wildcards do not enter hidden folders.
+    """
+    return next(_unread(folder, tuple(Path(pattern).parts)), None)
+
+
+def _unread(folder: Path, parts: tuple[str, ...]) -> Iterator[str]:
+    first, rest = parts[0], parts[1:]
+    if first == "**" and rest:
+        yield from _unread(folder, rest)
+    elif not _is_wild(first):
+        yield from _below(folder / first, rest)
+        return
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except PermissionError:
+        yield f"{folder} may not be listed by user {os.geteuid()}; let this user read and enter it"
+        return
+    for entry in entries:
+        hidden = entry.name.startswith(".") and not first.startswith(".")
+        if hidden or not (first == "**" or fnmatchcase(entry.name, first)):
+            continue
+        if first != "**":
+            yield from _below(Path(entry), rest)
+        elif entry.is_dir(follow_symlinks=False):
+            yield from _unread(Path(entry), parts)
+
+
+def _below(path: Path, rest: tuple[str, ...]) -> Iterator[str]:
+    """What is left out of an entry that matches all parts before `rest`."""
+    try:
+        if path.is_symlink() and not path.exists():
+            lost = f"{path} is a link to {path.readlink()}, which does not exist"
+            yield f"{lost}; copy the file there, or remove the link"
+        enter = bool(rest) and path.is_dir()
+    except PermissionError:
+        yield f"{path} may not be read by user {os.geteuid()}; let this user enter the folders above it"
+        return
+    if enter:
+        yield from _unread(path, rest)
+
+
+def _is_wild(part: str) -> bool:
+    return any(sign in part for sign in "*?[")
