@@ -12,6 +12,7 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints import selection
 from megatron_trainer.worker.failures import RankError
+from megatron_trainer.worker.read_errors import is_temporary
 
 _SIZES: Final[tuple[str, ...]] = (
     *("hybrid_layer_pattern", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
@@ -94,7 +95,8 @@ def predict(model: Any, weights: Path) -> None:
 
     config.json of Qwen3-Next does not state it, and without it the run would drop its weights. Functions of
     Qwen3.5-VL always have it, and where the weights do not, it would stay random. Raises RankError with
-    BAD_DATA if the weights cannot be read.
+    BAD_DATA for weights that are missing or damaged, and OSError for a volume that cannot be read for a
+    while.
     """
     if getattr(model, "experimental_attention_variant", None) != "gated_delta_net":
         return
@@ -111,6 +113,8 @@ def _tensors(weights: Path) -> list[str]:
         directory = selection.directory(weights, int(text)) if text.isdecimal() else weights / text
         return list(FileSystemReader(directory).read_metadata().state_dict_metadata)
     except Exception as error:  # a pickle raises anything
+        if is_temporary(error):
+            raise
         text = " ".join(str(error).split())[:300]
         message = (
             f"checkpoint.pretrained_checkpoint: {weights} cannot be read: {text}; import the weights again"

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.worker.read_errors import is_temporary
 
 FILE: Final = "blend.json"
 PARTS: Final = ("training", "validation")
@@ -45,7 +46,10 @@ def dump(mixes: dict[str, Mix | None]) -> str:
 
 
 def load(folder: Path) -> dict[str, Mix | None]:
-    """Return what `dump` was given, from FILE in a folder. Raises BlendError."""
+    """Return what `dump` was given, from FILE in a folder.
+
+    Raises BlendError, and OSError for a volume that cannot be read for a while.
+    """
     path = folder / FILE
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -56,6 +60,8 @@ def load(folder: Path) -> dict[str, Mix | None]:
             for part in PARTS
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if is_temporary(error):
+            raise
         raise BlendError(f"{path}: {error}; the weights of the samples are there") from error
 
 

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed.checkpoint
+from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import model_folder
+from megatron_trainer.worker.failures import classify
 
 
 def predicted(weights: Path, stated: int | None, tensor: str, variant: str | None = "gated_delta_net") -> int:
@@ -34,3 +36,12 @@ def test_a_layer_of_prediction_that_the_weights_lack_is_not_trained_from_random_
 
 def test_other_models_keep_the_layers_of_their_function(tmp_path: Path) -> None:
     assert predicted(tmp_path, 1, "decoder.final_layernorm.weight", variant=None) == 1
+
+
+def test_weights_that_the_volume_does_not_return_are_no_wrong_data(tmp_path: Path) -> None:
+    # Reads of address 0 of a process's memory fail with EIO.
+    (tmp_path / ".metadata").symlink_to("/proc/self/mem")
+    model = SimpleNamespace(experimental_attention_variant="gated_delta_net", mtp_num_layers=None)
+    with pytest.raises(Exception, match="Input/output error") as raised:
+        model_folder.predict(model, tmp_path)
+    assert classify(raised.value).code == ExitCode.WORKER_DIED

@@ -54,3 +54,10 @@ def test_weights_are_written_and_read_and_may_be_of_one_file_alone(tmp_path: Pat
     (tmp_path / sample_blend.FILE).write_text('{"training": [{"samples": 3}]}')
     with pytest.raises(BlendError, match=r"blend\.json: 'weight'"):
         sample_blend.load(tmp_path)
+
+
+def test_weights_that_the_volume_does_not_return_are_no_damaged_ones(tmp_path: Path) -> None:
+    # Reads of address 0 of a process's memory fail with EIO.
+    (tmp_path / sample_blend.FILE).symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match="Input/output error"):
+        sample_blend.load(tmp_path)
