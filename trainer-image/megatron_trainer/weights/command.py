@@ -168,6 +168,8 @@ def _run(arguments: argparse.Namespace) -> "Audit":
                 f"--to {arguments.to} exists and holds other weights than {arguments.source}: "
                 f"{audit.summary()}; name a folder that does not exist, or remove this one"
             )
+        if arguments.command != "audit":
+            _require_the_same_files(arguments)
         return audit
 
 
@@ -197,6 +199,24 @@ def _require_a_model(arguments: argparse.Namespace) -> None:
         raise ConversionError(
             f"--to {target} exists and is no Hugging Face model: it has {', '.join(names)} and no "
             f"{huggingface_folder.CONFIG}; name a folder that does not exist"
+        )
+
+
+def _require_the_same_files(arguments: argparse.Namespace) -> None:
+    """Refuse a destination whose weights are the same, and whose configuration or tokenizer is another's."""
+    from megatron_trainer.weights import checkpoint, companion_files
+
+    base, written = (
+        (arguments.source, checkpoint.kept_source(arguments.to))
+        if arguments.command == "import"
+        else (arguments.base or checkpoint.kept_source(arguments.source), arguments.to)
+    )
+    if base is None or written is None:
+        return
+    if names := companion_files.differing(base, written):
+        raise ConversionError(
+            f"--to {arguments.to} exists with the same weights, and not with {', '.join(names[:5])} "
+            f"of {base}; name a folder that does not exist, or remove this one"
         )
 
 

@@ -200,11 +200,19 @@ def copy_small_files(source: Path, target: Path) -> None:
     They stay as they are, but that config.json loses how weights are quantized: what is written is not.
     """
     target.mkdir(exist_ok=True)
-    for file in sorted(source.iterdir()):
-        own = (INDEX, AUDIT_FILE, DOWNLOAD_FILE)
-        if file.is_file() and file.suffix not in _WEIGHT_SUFFIXES and file.name not in own:
-            shutil.copyfile(file, target / file.name)
+    for file in small_files(source):
+        shutil.copyfile(file, target / file.name)
     _forget_quantization(target / CONFIG)
+
+
+def small_files(folder: Path) -> list[Path]:
+    """Return the files of a model but its weights, in order."""
+    own = (INDEX, AUDIT_FILE, DOWNLOAD_FILE)
+    return [
+        file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and file.suffix not in _WEIGHT_SUFFIXES and file.name not in own
+    ]
 
 
 def _forget_quantization(file: Path) -> None:

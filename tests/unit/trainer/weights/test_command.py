@@ -1,6 +1,7 @@
 """`megatron-convert` refuses what it cannot convert before it imports Megatron."""
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -181,6 +182,23 @@ def test_an_existing_destination_is_kept_only_if_it_is_the_same_model(
         assert text in capsys.readouterr().err
 
 
+def test_an_existing_export_with_the_tokenizer_of_another_base_is_refused(
+    model: Path,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tmp_path / "out"
+    shutil.copytree(model, target)
+    words = ("export", "--from", trained, "--to", target, "--base", model, "--reuse")
+    assert _convert(monkeypatch, *words, equal=True) == ["audit", "0"]
+    (model / "tokenizer.json").write_text("{}")
+    assert _convert(monkeypatch, *words, equal=True) == ["audit", "2"]
+    text = f"--to {target} exists with the same weights, and not with tokenizer.json of {model}; name"
+    assert text in capsys.readouterr().err
+
+
 def test_a_destination_that_is_not_there_is_converted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("import", "--from", model, "--to", model.parent / "out", "--reuse")
     assert _convert(monkeypatch, *words, equal=True) == ["convert", "0"]
@@ -247,7 +265,7 @@ def test_the_best_checkpoint_becomes_a_link_only_where_the_newest_has_been_expor
     with (trained / VALIDATION_FILE).open("a") as file:
         file.write(json.dumps({"iteration": best, "lmLoss": 0.5}) + "\n")
     end, target = tmp_path / "out" / "end", tmp_path / "out" / "best"
-    end.mkdir(parents=True)
+    shutil.copytree(model, end)
     words = ("export", "--from", trained, "--to", target, "--base", model, "--iteration", "best")
     assert _convert(monkeypatch, *words, "--link", end, "--reuse", equal=True) == done
     assert target.is_symlink() == (best == 30)
