@@ -248,8 +248,13 @@ class GangStore:
         return None if value is None else str(value)
 
     def children(self, parent: str) -> dict[str, str]:
-        """Return the values of all keys `parent/x` by x."""
-        return dict(self._call(op="children", parent=parent))
+        """Return the values of all keys `parent/x` by x. Costs one operation for each page of them."""
+        found: dict[str, str] = {}
+        more = True
+        while more:
+            page, more = self._call(op="children", parent=parent, start=len(found))
+            found |= page
+        return found
 
     def reached(self, parent: str, count: int) -> bool:
         """Return whether there are `count` keys `parent/x`. Asks the store only once."""

@@ -18,7 +18,7 @@ NONCE_BYTES: Final = 16
 PROOF_BYTES: Final = 32
 LENGTH_BYTES: Final = 4
 LONGEST_MESSAGE: Final = 16 << 20
-"""Bytes; the largest are the stacks of all ranks, about 1 KiB for each pod."""
+"""Bytes. A pod sends some KiB; what all pods share is read in pages (store_server.PAGE)."""
 
 
 class ForgedMessageError(TrainerError):

@@ -10,6 +10,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from megatron_trainer.rendezvous.store_channel import (
@@ -38,6 +39,9 @@ STRANGERS_BYTES: Final = 4096
 """Twice this is read ahead from a connection."""
 LONGEST_BACKLOG: Final = 32 << 20
 """Bytes that may wait for a pod that does not read; then its connection ends."""
+PAGE: Final = 1 << 20
+"""Characters of the values in one answer, each of at most 12 bytes in JSON. What a large gang shares would be
+longer than LONGEST_MESSAGE, and the other pods would wait while it is encoded."""
 
 
 def is_shared(key: str) -> bool:
@@ -65,6 +69,20 @@ class Values:
     def children(self, parent: str) -> dict[str, str]:
         """Return the values of the children by the last part of their key."""
         return self._children.get(parent, {})
+
+    def page(self, parent: str, start: int) -> tuple[dict[str, str], bool]:
+        """Return the values of children from number `start` on that fit on a page, and whether more follow.
+
+        At least one is returned, however long it is. A child keeps its number.
+        """
+        found: dict[str, str] = {}
+        size = 0
+        for name, value in islice(self.children(parent).items(), start, None):
+            size += len(value)
+            if found and size > PAGE:
+                return found, True
+            found[name] = value
+        return found, False
 
     def shared(self) -> dict[str, str]:
         """Return what every pod has a copy of."""
@@ -104,7 +122,7 @@ class StoreServer:
         self._operations: dict[str, Callable[[_Connection, dict[str, Any]], Any]] = {
             "set": lambda _, request: self._set(request["values"]),
             "get": lambda _, request: self._values.get(request["key"]),
-            "children": lambda _, request: self._values.children(request["parent"]),
+            "children": lambda _, request: self._values.page(request["parent"], request["start"]),
             "swap": self._swap,
         }
         listener = _listen(port)

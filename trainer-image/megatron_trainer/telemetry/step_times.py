@@ -2,13 +2,17 @@
 
 import json
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
+from typing import Any, Final
 
 from megatron_trainer.telemetry.stragglers import WINDOW, RankSteps
 
 KEPT_STEPS = 2 * WINDOW
 """Steps of a rank: pods share theirs at different times, and WINDOW of them must be common to all."""
+_TICKS: Final = 10_000
+"""In a second. In the store times are integers and iterations differences, because node 0 reads those of all
+ranks every few seconds: as floats they take three times as many bytes."""
 
 
 class StepTimes:
@@ -42,15 +46,16 @@ class StepTimes:
     def dump(self) -> str:
         """Return the steps as one value of the store; the same text again while no step was added."""
         with self._lock:
-            ranks = [
-                {
-                    "rank": rank,
-                    "stage": self._stages[rank],
-                    "steps": [[i, *each] for i, each in steps.items()],
-                }
-                for rank, steps in self._steps.items()
-            ]
-            return json.dumps({"node": self._node_rank, "generation": self._generation, "ranks": ranks})
+            ranks = [[rank, self._stages[rank], *_columns(steps)] for rank, steps in self._steps.items()]
+            values = {"node": self._node_rank, "generation": self._generation, "ranks": ranks}
+            return json.dumps(values, separators=(",", ":"))
+
+
+def _columns(steps: Mapping[int, tuple[float, float]]) -> list[list[int]]:
+    """Iterations as differences, the rank's own time and the step's."""
+    iterations = [0, *steps]
+    differences = [after - before for before, after in pairwise(iterations)]
+    return [differences, *([round(each[which] * _TICKS) for each in steps.values()] for which in (0, 1))]
 
 
 def load(texts: Iterable[str], generation: int) -> list[RankSteps]:
@@ -58,13 +63,8 @@ def load(texts: Iterable[str], generation: int) -> list[RankSteps]:
     found = []
     for pod in map(json.loads, texts):
         if pod["generation"] == generation:
-            found += [
-                RankSteps(
-                    each["rank"],
-                    pod["node"],
-                    each["stage"],
-                    {iteration: (own, seconds) for iteration, own, seconds in each["steps"]},
-                )
-                for each in pod["ranks"]
-            ]
+            for rank, stage, differences, own, seconds in pod["ranks"]:
+                columns = zip(accumulate(differences), own, seconds, strict=True)
+                steps = {at: (mine / _TICKS, whole / _TICKS) for at, mine, whole in columns}
+                found.append(RankSteps(rank, pod["node"], stage, steps))
     return found

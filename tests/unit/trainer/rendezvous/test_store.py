@@ -15,6 +15,7 @@ from megatron_trainer.rendezvous import store as store_module
 from megatron_trainer.rendezvous import store_server
 from megatron_trainer.rendezvous.store import GangStore, StoreLostError
 from megatron_trainer.rendezvous.store_channel import (
+    LONGEST_MESSAGE,
     NONCE_BYTES,
     PROOF_BYTES,
     Channel,
@@ -169,6 +170,31 @@ def test_a_wait_asks_once_and_is_answered_when_the_last_key_is_there(port: int, 
     host.set("joined/2/0", "new")
     assert host.reached("joined/1", 2)
     assert host.children("joined/1") == {"0": "new", "1": "new"}
+
+
+def test_the_values_of_all_pods_may_be_longer_together_than_a_message(port: int, host: GangStore) -> None:
+    """As the stacks of the ranks of 2,048 pods that hang."""
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    stacks = {str(node): str(node) * (1 << 20) for node in range(LONGEST_MESSAGE // (1 << 20) + 1)}
+    for node, text in stacks.items():
+        member.set(f"stacks/1/{node}", text)
+    assert host.children("stacks/1") == stacks
+    assert host.connected
+
+
+@pytest.mark.parametrize("text", ["x", '"', "\x01", "\U0001f600"], ids=ascii)
+def test_a_page_of_values_is_shorter_than_a_message_whatever_their_characters(text: str) -> None:
+    values = store_server.Values()
+    for node in range(5):
+        values.set(f"stacks/1/{node}", text * (store_server.PAGE // 2))
+    found: dict[str, str] = {}
+    while len(found) < 5:
+        page, more = values.page("stacks/1", len(found))
+        assert len(encode({"id": 1, "value": [page, more]})) < LONGEST_MESSAGE
+        assert more == (len(found | page) < 5)
+        found |= page
+    assert found == values.children("stacks/1")
+    assert values.page("stacks/2", 0) == ({}, False)
 
 
 @pytest.mark.usefixtures("host")

@@ -1,7 +1,10 @@
 """The measured steps of a pod's ranks, through the gang's store."""
 
+from random import Random
 from typing import Any
 
+import pytest
+from megatron_trainer.rendezvous.store_channel import LONGEST_MESSAGE, encode
 from megatron_trainer.telemetry import step_times
 from megatron_trainer.telemetry.step_times import KEPT_STEPS, StepTimes
 from megatron_trainer.telemetry.stragglers import SLOW_SECONDS, WINDOW, StragglerDetector
@@ -51,3 +54,28 @@ def test_pods_that_share_their_steps_one_apart_still_have_a_verdict() -> None:
                 "the slow pod is a step behind"
             )
         slow.apply(step(iteration, rank=1, waitSeconds=0.1))
+
+
+LARGE_GANG = 2048
+"""Pods of 8 ranks."""
+
+
+def test_the_steps_of_a_large_gang_are_shorter_than_a_message_to_its_store() -> None:
+    """Node 0 reads them every few seconds; at 17 digits each they were longer from 1,300 pods on."""
+    random = Random(3)
+    times = StepTimes(node_rank=LARGE_GANG - 1)
+    sent = {}
+    for iteration in range(10**6, 10**6 + 4 * 2 * KEPT_STEPS, 4):
+        for rank in range(8 * LARGE_GANG - 8, 8 * LARGE_GANG):
+            seconds = random.uniform(20, 30)
+            waited = random.uniform(0, 20)
+            times.apply(step(iteration, rank, stepSeconds=seconds, waitSeconds=waited))
+            sent[rank, iteration] = seconds - waited, seconds
+    text = times.dump()
+    answer = encode({"id": 1, "value": [dict.fromkeys(map(str, range(LARGE_GANG)), text), False]})
+    assert len(answer) < LONGEST_MESSAGE
+    ranks = step_times.load([text], generation=1)
+    assert [len(each.steps) for each in ranks] == [KEPT_STEPS] * 8
+    for each in ranks:
+        for iteration, measured in each.steps.items():
+            assert measured == pytest.approx(sent[each.rank, iteration], abs=1e-4)
