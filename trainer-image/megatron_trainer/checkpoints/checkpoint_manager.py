@@ -282,7 +282,10 @@ class CheckpointManager:
         return released or selection.newest_complete(load, self._flags.ckpt_format) is not None
 
     def verify(self, ending: Ending) -> Ending:
-        """Check the directory at the end: exit 0 only if the last iteration's checkpoint is complete."""
+        """Check the directory at the end: exit 0 only if the last iteration's checkpoint is complete.
+
+        Of a run that is done, what is not to be kept is deleted before this returns.
+        """
         train_iters = self._flags.train_iters
         if self._flags.save is None:
             return ending
@@ -293,8 +296,8 @@ class CheckpointManager:
                 return ending
             return Ending(ExitCode.WORKER_DIED, f"the last checkpoint cannot be verified: {error}")
         self._report(newest)
-        if ending.code == ExitCode.OK and self._settings.keep_best:
-            # The last iteration is evaluated after its save.
+        if ending.code == ExitCode.OK:
+            # The thread that watches the directory may have missed the last save and the evaluation after it.
             with contextlib.suppress(OSError):
                 self._retain(checkpoint=True)
         if ending.code == ExitCode.OK and train_iters is not None and (newest or 0) < train_iters:

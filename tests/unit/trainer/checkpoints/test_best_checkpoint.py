@@ -219,6 +219,20 @@ def test_the_evaluation_after_the_last_save_is_counted_when_the_run_ends(tmp_pat
     assert complete_iterations(tmp_path) == [40]
 
 
+def test_of_a_run_that_is_done_only_the_newest_are_left(tmp_path: Path) -> None:
+    """The last checkpoint may be complete a moment before the launcher ends."""
+    run = Managed(tmp_path, MEGATRON_KEEP_BEST="")
+    run.check(None)
+    write_checkpoint(tmp_path, 40)
+    (tmp_path / selection.TRACKER).write_text("40")
+    (tmp_path / ".deleting-iter_0000020").mkdir()
+    assert run.manager.verify(Ending(ExitCode.TERMINATED, "SIGTERM")).code == ExitCode.TERMINATED
+    assert complete_iterations(tmp_path) == [30, 40], "another pod goes on"
+    assert run.manager.verify(Ending(ExitCode.OK, "done")).code == ExitCode.OK
+    assert complete_iterations(tmp_path) == [40]
+    assert not list(tmp_path.glob(".deleting-*"))
+
+
 def test_without_the_setting_only_the_newest_are_kept_and_no_best_is_reported(tmp_path: Path) -> None:
     run = Managed(tmp_path, MEGATRON_KEEP_BEST="")
     run.check(None)
