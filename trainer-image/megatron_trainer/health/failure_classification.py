@@ -55,7 +55,7 @@ def _classify_exit(
     if code == 0:
         code, message = ExitCode.WORKER_DIED, f"{message} before the last iteration was done"
     elif code < 0:
-        message = f"rank {rank} was killed by {signal.Signals(-code).name}"
+        message = f"rank {rank} was killed by {_signal_name(-code)}"
         if code == -signal.SIGKILL and oom_kills.increased():
             message += f": the pod is out of memory{oom_kills.describe_limit()}"
         if error := last_error(stderr):
@@ -69,6 +69,14 @@ def _classify_exit(
     if rank in failures and failures[rank].evidence:
         evidence = Evidence(failures[rank].evidence)
     return Ending(ExitCode(code) if code in set(ExitCode) else ExitCode.WORKER_DIED, message, rank, evidence)
+
+
+def _signal_name(number: int) -> str:
+    """The name of a signal; of the real-time signals only the first and the last have one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def last_error(stderr: str) -> str:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
 from megatron_trainer.launcher.cpu_binding import parse_cpus
 from megatron_trainer.launcher.log_output import END_SECONDS, LogOutput
 from megatron_trainer.launcher.output_tail import OutputTail
@@ -198,6 +199,8 @@ class _Server:
         # alone.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ranks inherit it, cold ones too: the request must not kill one that hangs before it has its handler.
+        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)

@@ -36,6 +36,16 @@ def test_a_recurring_failure_comes_before_one_with_its_own_cause_before_a_lost_p
     assert classify_exits(codes, failures, oom_kills).message == message
 
 
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (34, "SIGRTMIN"), (35, "signal 35"), (64, "SIGRTMAX")]
+)
+def test_a_rank_that_was_killed_by_a_signal_without_a_name_has_died(
+    number: int, name: str, oom_kills: OomKillCounter
+) -> None:
+    ending = classify_exits({1: -number}, {}, oom_kills)
+    assert (ending.code, ending.message) == (ExitCode.WORKER_DIED, f"rank 1 was killed by {name}")
+
+
 def test_an_oom_kill_is_attributed_to_the_killed_rank(tmp_path: Path, oom_kills: OomKillCounter) -> None:
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
     assert classify_exits({0: 140}, {0: LOST}, oom_kills).message == "rank 0: Connection closed by peer"

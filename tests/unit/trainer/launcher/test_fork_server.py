@@ -11,8 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
+from megatron_trainer.health.stacks import register_stack_dump
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
 from megatron_trainer.launcher.output_tail import TAIL_BYTES
+from megatron_trainer.telemetry.reporter import STACKS_ENV
 
 pytestmark = pytest.mark.forks
 
@@ -88,6 +91,37 @@ def test_children_get_their_environment_and_exit_codes_are_reported(fork_server:
 def test_the_preflight_runs_in_a_separate_child(fork_server: ForkServer) -> None:
     fork_server.start({PREFLIGHT: {}})
     assert exits(fork_server, 1) == {PREFLIGHT: 64}
+
+
+ASKED_BEFORE_IT_HAS_ITS_HANDLER = """
+import os
+from megatron_trainer.health.stacks import SIGNAL, register_stack_dump
+os.kill(os.getpid(), SIGNAL)
+register_stack_dump(int(os.environ["RANK"]))
+os.kill(os.getpid(), SIGNAL)
+"""
+
+
+def asked_before_it_has_its_handler() -> int:
+    os.kill(os.getpid(), STACKS_SIGNAL)
+    register_stack_dump(int(os.environ["RANK"]))
+    os.kill(os.getpid(), STACKS_SIGNAL)
+    return 0
+
+
+@pytest.mark.parametrize(
+    "cold", [None, [sys.executable, "-c", ASKED_BEFORE_IT_HAS_ITS_HANDLER]], ids=["forked", "cold"]
+)
+def test_a_request_for_stacks_kills_no_rank_that_has_not_registered_for_it(
+    cold: list[str] | None, tmp_path: Path
+) -> None:
+    """As one that hangs while it imports."""
+    programs = Programs(asked_before_it_has_its_handler, lambda: 64, cold_rank=cold)
+    fork_server = ForkServer(lambda: programs)
+    fork_server.start({0: {"RANK": "0", STACKS_ENV: str(tmp_path)}})
+    assert exits(fork_server, 1) == {0: 0}
+    assert (tmp_path / "rank-0").read_text().count("hread 0x") == 1
+    fork_server.close()
 
 
 def test_exits_of_an_earlier_start_are_dropped(fork_server: ForkServer) -> None:
