@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def register_stack_dump(rank: int) -> None:
     if not folder:
         return
     file = (Path(folder) / f"rank-{rank}").open("w")
-    file.write(f"{threading.main_thread().ident:x}\n")
+    file.write(f"{os.getpid()} {threading.main_thread().ident:x}\n")
     file.flush()
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 
@@ -121,7 +121,7 @@ def collect_stacks(
     states = {rank: process_state(pid) for rank, pid in pids.items()}
     running = [rank for rank in pids if states[rank] == "running"]
     ask()
-    texts = _answers(folder, running)
+    texts = _answers(folder, {rank: pids[rank] for rank in running})
     # Afterwards: a thread that wakes up while faulthandler reads its frames can crash the process.
     asked = [rank for rank in running if _ask_for_collectives(folder, rank)]
     collectives = _reported_collectives(folder, asked)
@@ -149,19 +149,24 @@ def collect_stacks(
     return found
 
 
-def _answers(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
-    """Read what the ranks wrote: complete once no file has changed between two polls."""
+def _answers(folder: Path, pids: Mapping[int, int]) -> dict[int, str]:
+    """Read what the ranks wrote: complete once no file has changed between two polls.
+
+    `pids`: by rank. What an earlier process of a rank wrote is left out.
+    """
     deadline = time.monotonic() + _ANSWER_SECONDS
     texts: dict[int, str] = {}
     while time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         before = dict(texts)
-        for rank in ranks:
+        for rank, pid in pids.items():
             try:
-                texts[rank] = (folder / f"rank-{rank}").read_text(errors="replace")
+                writer, _, text = (folder / f"rank-{rank}").read_text(errors="replace").partition(" ")
             except OSError:
                 continue
-        if before == texts and all(texts.get(rank, "").count("\n") > 1 for rank in ranks):
+            if writer == str(pid):
+                texts[rank] = text
+        if before == texts and all(texts.get(rank, "").count("\n") > 1 for rank in pids):
             break
     return texts
 

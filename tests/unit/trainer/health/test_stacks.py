@@ -70,6 +70,17 @@ def test_every_rank_has_its_stacks_or_the_state_of_its_process(
     assert "7 iterations done" in loops.text()
 
 
+def test_the_stacks_of_an_earlier_process_are_not_those_of_a_rank_that_hangs_before_it_has_its_handler(
+    processes: dict[int, int], tmp_path: Path
+) -> None:
+    [earlier] = collect_stacks(
+        {0: processes[0]}, 0, {}, tmp_path, lambda: os.kill(processes[0], stacks.SIGNAL)
+    )
+    assert earlier.innermost.startswith("wait (")
+    [later] = collect_stacks({0: os.getpid()}, 0, {}, tmp_path, lambda: None)
+    assert (later.state, later.answered, later.innermost) == ("running", False, "")
+
+
 def test_no_thread_of_a_rank_is_woken_up_while_its_stacks_are_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
