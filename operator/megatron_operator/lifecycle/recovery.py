@@ -94,17 +94,21 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         status.set(recovery=record_ends(recovery, left, snapshot.name))
         return wait(SOON, "pods that ended and were not removed are deleted", [force_delete(status, left)])
     avoid = frozenset(recovery.nodes_avoided)
-    if snapshot.has_templates and avoided(job) != avoid:
-        return _place_elsewhere(status, snapshot, avoid)
+    excluded = avoided(job) if snapshot.has_templates else avoid
+    if excluded != avoid and (elsewhere := _place_elsewhere(status, snapshot, avoid)) is not None:
+        return elsewhere
+    # From here on by what new pods get, which are other nodes where the job is yet to be re-created.
     outdated = tuple(
         pod
         for pod in snapshot.unscheduled_pods
-        if avoided_by(pod) != avoid or _gated_for_long(pod, status.now)
+        if avoided_by(pod) != excluded or _gated_for_long(pod, status.now)
     )
     leaving = tuple(pod for pod in snapshot.active_pods if left_behind(recovery, pod))
     interrupted = unrecovered(recovery) is not None
     on_avoided = tuple(
-        pod for pod in snapshot.active_pods if interrupted and node_of(pod) in avoid and pod not in leaving
+        pod
+        for pod in snapshot.active_pods
+        if interrupted and node_of(pod) in avoid & excluded and pod not in leaving
     )
     misplaced = tuple(pod for pod in on_avoided if not _excludes_its_node(pod))
     for pod in on_avoided:
@@ -284,11 +288,14 @@ def _place_elsewhere(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozen
     """Make new pods avoid exactly these nodes; None where that waits for the next interruption.
 
     Where pods cannot move alone the job is re-created, but not while the run trains, nor before the gang
-    is whole: a pod that failed counts as a restart once another one has replaced it.
+    is whole: a pod that failed counts as a restart once another one has replaced it. Nor is it for nodes
+    that were released, of which only pods without a node have need.
     """
     job = snapshot.existing_job
     if snapshot.moves_pods:
         return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(job, nodes)])
+    if nodes <= avoided(job) and not snapshot.unscheduled_pods:
+        return None
     interrupted = unrecovered(status.recovery) is not None or snapshot.unscheduled_pods
     if snapshot.gang_hash is None or not interrupted:
         return None

@@ -1,6 +1,7 @@
 """Runs on JobSet and TrainJob: which pods are replaced, what an early exit is, how nodes are avoided."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +11,23 @@ from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import timestamp
-from megatron_operator.lifecycle.actions import DeleteJob, DeletePods, ReplacePods
+from megatron_operator.lifecycle.actions import (
+    Action,
+    DeleteJob,
+    DeletePods,
+    DeleteUnboundPods,
+    ReplacePods,
+)
 from megatron_operator.lifecycle.ended_pods import MAX_PODS, record_ends, recorded_ends
 from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
-from megatron_operator.lifecycle.recovery_policy import Avoid, Wait
+from megatron_operator.lifecycle.recovery_policy import Avoid, ReleaseNodes, Wait
 from megatron_operator.lifecycle.snapshot import newest_by_place
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.undisturbed import is_undisturbed
+from megatron_operator.manifests.job_backends import backend_of
+from megatron_operator.manifests.node_avoidance import avoiding
 
 LATER = "2027-01-15T08:00:30Z"
 
@@ -76,6 +85,15 @@ def pod(run: Any, place: str) -> dict[str, Any]:
         "jobset.sigs.k8s.io/job-index": "0",
     }
     return made
+
+
+def unscheduled(run: Any, reason: str) -> dict[str, Any]:
+    """A worker without a node, from the job's present template."""
+    waiting = pod(run, "worker")
+    waiting["spec"] = deepcopy(backend_of(run.job).templates(run.job)[1]["spec"])
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason}
+    waiting["status"] = {"phase": "Pending", "conditions": [condition]}
+    return waiting
 
 
 def end(each: dict[str, Any], code: int | None, message: str = "") -> None:
@@ -250,6 +268,53 @@ def test_a_run_is_not_re_created_before_the_pod_that_failed_is_replaced_and_coun
     on_jobset.pods.append(pod(on_jobset, "worker"))
     assert unfinished(on_jobset) == (DeleteJob(on_jobset.job),)
     assert on_jobset.status().recovery.restarts == 1
+
+
+def release_node_1(run: Any) -> tuple[Action, ...]:
+    """The run releases node-1, which its job was created to avoid. Returns what follows."""
+    run.job = avoiding(run.job, ["node-1"])
+    for each in run.pods:
+        each["spec"] = {"nodeName": "node-2"}
+    status = run.status()
+    status.set_recovery(nodes_avoided=["node-1"])
+    result = apply_decision(status, run.snapshot(), ReleaseNodes(("node-1",), "no sign any more"))
+    assert status.recovery.nodes_avoided == []
+    run.write(status)
+    return result.actions
+
+
+def test_a_run_whose_pods_all_have_nodes_is_not_re_created_for_a_node_that_was_released(
+    on_jobset: Any,
+) -> None:
+    assert release_node_1(on_jobset) == ()
+    on_jobset.pass_time(5)
+    on_jobset.pods[1] = pod(on_jobset, "worker") | {"spec": {"nodeName": "node-3"}}
+    assert unfinished(on_jobset) is None, "the next interruption is no reason either"
+    assert on_jobset.status().recovery.restarts == 1
+    status = on_jobset.status()
+    result = apply_decision(status, on_jobset.snapshot(), Avoid(("node-2",), (), "node-2 failed"))
+    assert result.actions == (DeleteJob(on_jobset.job),), "other nodes are"
+
+
+def test_a_run_with_a_pod_that_gets_no_node_is_re_created_to_use_one_that_was_released(
+    on_jobset: Any,
+) -> None:
+    release_node_1(on_jobset)
+    on_jobset.pods[1] = unscheduled(on_jobset, "Unschedulable")
+    assert unfinished(on_jobset) == (DeleteJob(on_jobset.job),)
+
+
+def test_a_pod_without_its_pod_group_is_replaced_while_the_job_has_other_nodes_to_avoid(
+    on_jobset: Any,
+) -> None:
+    release_node_1(on_jobset)
+    gated = unscheduled(on_jobset, "SchedulingGated")
+    gated["spec"]["schedulingGates"] = [{"name": "megatron.training/pod-group"}]
+    on_jobset.pods = [gated]
+    on_jobset.pass_time(59)
+    assert unfinished(on_jobset) is None, "the other one is not created yet"
+    on_jobset.pass_time(2)
+    assert unfinished(on_jobset) == (DeleteUnboundPods((gated,)),)
 
 
 def test_images_are_not_pinned_in_templates_that_cannot_be_changed(on_jobset: Any) -> None:
