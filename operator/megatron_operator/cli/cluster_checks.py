@@ -93,7 +93,7 @@ def training_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> I
     hint = "" if other is None else f"; or set jobBackend: {other} in the platform, which the cluster has"
     for need in NEEDS[backend]:
         yield from _crd(objects, need.kind, need.crd, need.fix + hint)
-        yield from _deployment(objects, need.controller, need.fix)
+        yield from _deployment(objects, need.controllers, need.fix)
 
 
 def _crd_names(objects: ClusterObjects) -> set[str]:
@@ -103,7 +103,7 @@ def _crd_names(objects: ClusterObjects) -> set[str]:
 def megatron_operator(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
     """Our CustomResourceDefinition and Deployment."""
     yield from _crd(objects, "MegatronRecipe", RECIPES, _INSTALL_OPERATOR)
-    yield from _deployment(objects, "megatron-operator", _INSTALL_OPERATOR)
+    yield from _deployment(objects, ("megatron-operator",), _INSTALL_OPERATOR)
 
 
 def storage(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
@@ -279,11 +279,13 @@ def _crd(objects: ClusterObjects, kind: str, name: str, fix: str) -> Iterator[Fi
         yield Finding(kind, "missing", f"{name} is not defined", fix)
 
 
-def _deployment(objects: ClusterObjects, name: str, fix: str) -> Iterator[Finding]:
+def _deployment(objects: ClusterObjects, names: tuple[str, ...], fix: str) -> Iterator[Finding]:
+    """The controller that has one of these names; the finding has the first."""
+    name = names[0]
     if objects.deployments is None:
         yield _unreadable(objects, name, "deployments")
         return
-    found = _named(objects, name)
+    found = _named(objects, *names)
     ready = [each for each in found if (each.get("status") or {}).get("availableReplicas")]
     if ready:
         metadata = ready[0]["metadata"]
@@ -300,13 +302,14 @@ def _deployment(objects: ClusterObjects, name: str, fix: str) -> Iterator[Findin
         yield Finding(name, "missing", "no Deployment of it (it may run outside the cluster)", fix)
 
 
-def _named(objects: ClusterObjects, name: str) -> list[Object]:
-    """Deployments with this name or label, or whose image has it."""
+def _named(objects: ClusterObjects, *names: str) -> list[Object]:
+    """Deployments with one of these names or such a label, or whose image has it."""
+    image = re.compile(rf"(^|/)({'|'.join(map(re.escape, names))})[:@]")
     return [
         each
         for each in objects.deployments or ()
-        if name in (each["metadata"]["name"], _labels(each).get("app.kubernetes.io/name"))
-        or any(re.search(rf"(^|/){re.escape(name)}[:@]", c.get("image") or "") for c in _containers(each))
+        if {each["metadata"]["name"], _labels(each).get("app.kubernetes.io/name")} & set(names)
+        or any(image.search(c.get("image") or "") for c in _containers(each))
     ]
 
 

@@ -18,8 +18,8 @@ class Need:
     kind: str
     crd: str
     """Name of its CustomResourceDefinition."""
-    controller: str
-    """The Deployment's name, or that of its image."""
+    controllers: tuple[str, ...]
+    """Names of the Deployment, or of its image, in its ways of installation."""
     fix: str
     """How to install both."""
 
@@ -27,21 +27,21 @@ class Need:
 _PYTORCHJOB = Need(
     "PyTorchJob",
     PYTORCHJOBS,
-    "training-operator",
+    ("training-operator",),
     'kubectl apply --server-side -k "https://github.com/kubeflow/training-operator.git/manifests/overlays/standalone'
     '?ref=v1.9.4"',
 )
 _JOBSET = Need(
     "JobSet",
     JOBSETS,
-    "jobset-controller",
+    ("jobset-controller-manager", "jobset-controller", "jobset"),
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml",
 )
 _TRAINJOB = Need(
     "TrainJob",
     TRAINJOBS,
-    "trainer-controller-manager",
+    ("trainer-controller-manager",),
     'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.0.0"',
 )
 NEEDS: Final = {

@@ -214,8 +214,8 @@ def test_restricted_pod_security_needs_a_template_of_the_training_operator() -> 
     ("backend", "kinds", "controllers"),
     [
         ("pytorchjob", ["PyTorchJob"], ["training-operator"]),
-        ("jobset", ["JobSet"], ["jobset-controller"]),
-        ("trainjob", ["TrainJob", "JobSet"], ["trainer-controller-manager", "jobset-controller"]),
+        ("jobset", ["JobSet"], ["jobset-controller-manager"]),
+        ("trainjob", ["TrainJob", "JobSet"], ["trainer-controller-manager", "jobset-controller-manager"]),
     ],
 )
 def test_what_the_platforms_kind_of_job_needs_is_checked(
@@ -228,6 +228,35 @@ def test_what_the_platforms_kind_of_job_needs_is_checked(
         assert found[name].fix.startswith("kubectl apply --server-side ")
     others = {"PyTorchJob", "JobSet", "TrainJob"} - set(kinds)
     assert others.isdisjoint(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "image"),
+    [
+        (
+            "jobset-controller-manager",
+            {"app.kubernetes.io/name": "deployment", "app.kubernetes.io/part-of": "jobset"},
+            "registry.k8s.io/jobset/jobset:v0.10.1",
+        ),
+        ("jobset-controller-manager", {"app.kubernetes.io/name": "deployment"}, "mirror/controller:1"),
+        ("jobset-controller", {"app.kubernetes.io/name": "jobset"}, "mirror/controller:1"),
+        ("of-a-team-jobset-controller", {"app.kubernetes.io/name": "jobset"}, "mirror/controller:1"),
+        ("of-a-team", {}, "registry.k8s.io/jobset/jobset:v0.10.1"),
+    ],
+    ids=["manifests of the release", "their mirror", "Helm chart", "Helm release", "by its image"],
+)
+def test_jobsets_controller_is_found_in_each_way_of_its_installation(
+    name: str, labels: dict[str, str], image: str
+) -> None:
+    controller = deployment(name, image=image)
+    controller["metadata"]["labels"] = labels
+    objects = replace(
+        COMPLETE,
+        crds=[named(RECIPES), named("jobsets.jobset.x-k8s.io")],
+        deployments=[controller, deployment("megatron-operator")],
+    )
+    found = check(objects, "jobset-controller-manager")
+    assert (found.state, found.message) == ("ok", f"system/{name}, available replicas: 1")
 
 
 @pytest.mark.parametrize(
