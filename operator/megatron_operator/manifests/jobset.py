@@ -64,11 +64,7 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None) -> Mani
     """
     name = owner.object_name
     if len(name) > LONGEST_NAME:
-        message = (
-            f"has {len(owner.name)} characters, but names of a JobSet's pods have room for {LONGEST_NAME}"
-        )
-        fix = f"use a name of at most {LONGEST_NAME} characters"
-        raise InvalidRecipeError([FieldError("metadata.name", message, fix)])
+        raise InvalidRecipeError([_too_long(owner)])
     metadata = owner.metadata(name)
     pods = _pod(name, plan, template)
     suspend = queue is not None
@@ -89,6 +85,17 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None) -> Mani
             "replicatedJobs": jobs,
         },
     }
+
+
+def _too_long(owner: Owner) -> FieldError:
+    """Names the job's name where it is not the recipe's, which may be short enough itself."""
+    name, fix = owner.object_name, f"use a name of at most {LONGEST_NAME} characters"
+    length = f"has {len(name)} characters"
+    if name != owner.name:
+        length = f"becomes {name} of {len(name)} characters"
+        fix += " of a-z, 0-9 and - that begins with a letter, or a shorter one"
+    message = f"{length}, but names of a JobSet's pods have room for {LONGEST_NAME}"
+    return FieldError("metadata.name", message, fix)
 
 
 def _pod(name: str, plan: Plan, template: Manifest) -> Manifest:

@@ -6,7 +6,7 @@ import pytest
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.platform_validation import parse_platform
-from megatron_operator.manifests import jobset
+from megatron_operator.manifests import jobset, object_name
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of, backend_of_kind, backend_of_pod
 from megatron_operator.manifests.job_backends import stable_name as stable_name_of
@@ -101,6 +101,27 @@ def test_a_longer_name_is_refused_with_the_limit(run: Any) -> None:
     (error,) = refused.value.errors
     assert (error.field, error.fix) == ("metadata.name", "use a name of at most 43 characters")
     assert error.message == "has 44 characters, but names of a JobSet's pods have room for 43"
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [("a.", 37), ("8-", 35), ("8.", 35)],
+    ids=["with a dot", "begins with a digit", "both"],
+)
+def test_a_name_that_its_job_cannot_have_is_refused_with_the_one_that_the_job_would_have(
+    run: Any, name: str, longest: int
+) -> None:
+    assert len(job(run, name=name.ljust(longest, "a"))["metadata"]["name"]) == 43
+    longer = name.ljust(longest + 1, "a")
+    with pytest.raises(InvalidRecipeError) as refused:
+        job(run, name=longer)
+    (error,) = refused.value.errors
+    assert error.message == (
+        f"becomes {object_name(longer)} of 44 characters, but names of a JobSet's pods have room for 43"
+    )
+    assert error.fix == (
+        "use a name of at most 43 characters of a-z, 0-9 and - that begins with a letter, or a shorter one"
+    )
 
 
 def test_the_kind_of_job_is_part_of_its_hash(run: Any) -> None:
