@@ -27,7 +27,7 @@ def clean_up(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         return expire_job(status, snapshot)
     job = snapshot.job
     if job is not None and snapshot.job_phase not in (JobPhase.FAILED, JobPhase.SUCCEEDED):
-        return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else _deletion(job))
+        return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else deletion(job))
     if snapshot.deleting_pods:
         return wait(LATER, "the failed run's pods end", [force_delete(status, snapshot.abandoned_pods)])
     return expire_job(status, snapshot)
@@ -46,10 +46,10 @@ def expire_job(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         return wait(remaining, "the job of the finished run is kept")
     # The others first: an operator that ends in between sees by the training job that it is not done.
     others = DeleteStageJobs(status.key.namespace, status.key.name, status.uid)
-    return Result((others,) if job is None else (others, *_deletion(job)))
+    return Result((others,) if job is None else (others, *deletion(job)))
 
 
-def _deletion(job: Object) -> list[Action]:
+def deletion(job: Object) -> list[Action]:
     """What deletes a job that no other of the run follows."""
     before = [DeleteRuntime(job)] if backend_of(job).TEMPLATE_PLURAL is not None else []
     return [*before, DeleteJob(job)]

@@ -25,6 +25,7 @@ from megatron_operator.lifecycle.actions import (
     wait,
 )
 from megatron_operator.lifecycle.ended_pods import record_ends
+from megatron_operator.lifecycle.finished_job import deletion
 from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.incident_history import added, unrecovered
 from megatron_operator.lifecycle.incidents import (
@@ -149,7 +150,7 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
     match decision:
         case Fail(cause):
             status.fail(Reason.RESTARTS_SPENT, cause)
-            return Result((DeleteJob(job),))
+            return Result(tuple(deletion(job)))
         case RestartGang(cause, hang):
             return _restart_gang(status, snapshot, cause, hang=hang)
         case ForceDelete(names, cause):

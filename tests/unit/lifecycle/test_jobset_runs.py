@@ -15,6 +15,7 @@ from megatron_operator.lifecycle.actions import (
     Action,
     DeleteJob,
     DeletePods,
+    DeleteRuntime,
     DeleteUnboundPods,
     ReplacePods,
 )
@@ -22,7 +23,7 @@ from megatron_operator.lifecycle.ended_pods import MAX_PODS, record_ends, record
 from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
-from megatron_operator.lifecycle.recovery_policy import Avoid, ReleaseNodes, Wait
+from megatron_operator.lifecycle.recovery_policy import Avoid, Fail, ReleaseNodes, Wait
 from megatron_operator.lifecycle.snapshot import newest_by_place
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.undisturbed import is_undisturbed
@@ -315,6 +316,13 @@ def test_a_pod_without_its_pod_group_is_replaced_while_the_job_has_other_nodes_t
     assert unfinished(on_jobset) is None, "the other one is not created yet"
     on_jobset.pass_time(2)
     assert unfinished(on_jobset) == (DeleteUnboundPods((gated,)),)
+
+
+def test_a_run_whose_restarts_are_spent_gives_up_its_runtime_too(on_jobset: Any) -> None:
+    """Nothing shows it any more once the job is gone."""
+    result = apply_decision(on_jobset.status(), on_jobset.snapshot(), Fail("no new checkpoint"))
+    runtimes = {"JobSet": [], "TrainJob": [DeleteRuntime(on_jobset.job)]}[on_jobset.job["kind"]]
+    assert result.actions == (*runtimes, DeleteJob(on_jobset.job))
 
 
 def test_images_are_not_pinned_in_templates_that_cannot_be_changed(on_jobset: Any) -> None:
