@@ -48,6 +48,12 @@ def trains_in_queue(run: Run) -> None:
     run.until(run.trains)
 
 
+def name_in_platform(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the platform name this class from now on."""
+    platform = whole_operator.CONFIG.platform.model_copy(update={"workload_priority_class_name": name})
+    monkeypatch.setattr(whole_operator, "CONFIG", Config(platform, whole_operator.CONFIG.catalog))
+
+
 def reconcile(run: Run, seconds: int, step: int = 1) -> None:
     for _ in range(seconds // step):
         run.cluster.pass_time(step)
@@ -81,13 +87,33 @@ def test_a_run_that_trains_is_not_interrupted_by_a_class_of_the_platform(
     run.edit(scheduling=in_queue(None))
     trains_in_queue(run)
     before = job(run)["metadata"]["uid"]
-    platform = whole_operator.CONFIG.platform.model_copy(update={"workload_priority_class_name": "high"})
-    monkeypatch.setattr(whole_operator, "CONFIG", Config(platform, whole_operator.CONFIG.catalog))
+    name_in_platform(monkeypatch, "high")
     run.edit(scheduling=in_queue(None) | {"nodeSelector": {}})
     run.until(lambda: run.status["observedGeneration"] == 4)
     reconcile(run, 10)
     assert job(run)["metadata"]["uid"] == before
     assert run.trains()
+
+
+def test_a_job_that_waits_gets_another_class_of_the_platform_once_the_run_is_resumed_or_edited(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_in_platform(monkeypatch, "low")
+    run.edit(scheduling=in_queue(None))
+    run.until(lambda: run.api.job() is not None)
+    before = job(run)["metadata"]["uid"]
+    name_in_platform(monkeypatch, "high")
+    reconcile(run, 300, step=10)
+    assert job(run)["metadata"]["labels"][LABEL] == "low"
+    run.edit(scheduling=in_queue(None) | {"nodeSelector": {}})
+    run.until(lambda: job(run)["metadata"]["labels"][LABEL] == "high")
+    assert job(run)["metadata"]["uid"] == before
+    name_in_platform(monkeypatch, "low")
+    run.edit(suspend=True)
+    run.until(lambda: run.api.job() is None)
+    run.edit(suspend=False)
+    run.until(lambda: run.api.job() is not None)
+    assert job(run)["metadata"]["labels"][LABEL] == "low"
 
 
 @pytest.mark.parametrize("name", ["high", "a-typo"])
