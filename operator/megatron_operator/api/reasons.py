@@ -197,7 +197,8 @@ class Reason(StrEnum):
     PREVIOUS_JOB_ENDING = (
         "PreviousJobEnding",
         "`Running=False`, `Prepared=False`, `Exported=False`",
-        "A job or claim of an earlier recipe of this name is being deleted.",
+        "A job or claim of an earlier recipe of this name is being deleted, or what Trainer made for an "
+        "earlier TrainJob of this one.",
     )
     JOB_REPLACED = (
         "JobReplaced",

@@ -27,7 +27,10 @@ def recorded_kind(status: StatusBuilder) -> str:
 
 def job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:
     """Why a training job of the recipe's name cannot be followed; None where it is the recipe's own."""
-    return name_obstacle(status, backend_of(job).KIND, job, DELETE_OR_RENAME)
+    kind = backend_of(job).KIND
+    if kind == jobset.KIND and _made_for(status, job, trainjob.KIND):
+        return jobset_obstacle(status, job)
+    return name_obstacle(status, kind, job, DELETE_OR_RENAME)
 
 
 MISSING_BEFORE_PODS: Final = {
@@ -73,15 +76,20 @@ def runtime_body(existing: Object, wanted: Object) -> Object | None:
 
 
 def jobset_obstacle(status: StatusBuilder, left: Object) -> Obstacle:
-    """Why no TrainJob can be created beside a JobSet of its name, of an earlier job or of somebody else."""
-    metadata = left["metadata"]
-    recipe = (metadata.get("labels") or {}).get(LABEL_RECIPE)
-    owners = {owner.get("kind") for owner in metadata.get("ownerReferences") or []}
-    if recipe == status.key.name and owners & {KIND, trainjob.KIND}:
-        message = f"{jobset.KIND} {metadata['name']} of an earlier job is ending"
+    """Why no job can be created beside a JobSet of its name, of an earlier job or of somebody else."""
+    name = left["metadata"]["name"]
+    if _made_for(status, left, KIND, trainjob.KIND):
+        message = f"{jobset.KIND} {name} of an earlier job is ending"
         return Obstacle(Reason.PREVIOUS_JOB_ENDING, message, SOON)
-    message = f"{jobset.KIND} {metadata['name']} exists and is not this recipe's; {DELETE_OR_RENAME}"
+    message = f"{jobset.KIND} {name} exists and is not this recipe's; {DELETE_OR_RENAME}"
     return Obstacle(Reason.NAME_TAKEN, message, LATER)
+
+
+def _made_for(status: StatusBuilder, existing: Object, *owners: str) -> bool:
+    """Whether an object has the recipe's label and an owner of one of these kinds."""
+    labels = existing["metadata"].get("labels") or {}
+    kinds = {owner.get("kind") for owner in existing["metadata"].get("ownerReferences") or []}
+    return labels.get(LABEL_RECIPE) == status.key.name and not kinds.isdisjoint(owners)
 
 
 def batch_job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:

@@ -8,7 +8,9 @@ import pytest
 from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import JOBS
+from megatron_operator.lifecycle.desired import Config
 
+from tests.unit.controller import whole_operator
 from tests.unit.controller.api_in_memory import NAME, NAMESPACE, UID
 from tests.unit.controller.simulated_run import CLAIM, Run
 
@@ -211,3 +213,32 @@ def test_a_name_taken_while_the_run_trains_leaves_the_run_alone() -> None:
     assert run.trains()
     assert run.cluster.job is before
     run.operator.close()
+
+
+@pytest.fixture
+def on_jobsets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """A recipe that needs neither claims nor a preparation, on a platform with JobSets."""
+    platform = whole_operator.CONFIG.platform.model_copy(update={"job_backend": "jobset"})
+    monkeypatch.setattr(whole_operator, "CONFIG", Config(platform, whole_operator.CONFIG.catalog))
+    run = Run()
+    yield run
+    run.operator.close()
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"), [(LABELS, "PreviousJobEnding"), ({}, "NameTaken")], ids=["ours", "of somebody else"]
+)
+def test_the_jobset_of_a_trainjob_is_waited_for_by_a_run_that_moves_to_jobsets(
+    on_jobsets: Run, labels: dict[str, str], reason: str
+) -> None:
+    """Trainer made it, and garbage collection deletes it after the TrainJob."""
+    jobsets = on_jobsets.api.jobsets
+    trainer = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": NAME, "uid": "t"}
+    made = named(NAME, labels=labels, ownerReferences=[trainer])
+    made |= {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
+    jobsets[NAME] = deepcopy(made)
+    assert after(on_jobsets)["reason"] == reason
+    assert jobsets[NAME] == made
+    del jobsets[NAME]
+    after(on_jobsets, 1)
+    assert jobsets[NAME]["metadata"]["ownerReferences"][0]["kind"] == KIND
