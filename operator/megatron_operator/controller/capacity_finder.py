@@ -53,6 +53,7 @@ class CapacityFinder:
     """Finds capacity for runs that wait for it or were shrunk.
 
     `allowed` is whether the operator may read nodes and all pods; `caches` have all recipes, jobs and pods.
+    `devices`: those that claims need besides the nodes' resources.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class CapacityFinder:
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
         self._again: dict[RecipeKey, tuple[tuple[object, ...], bool]] = {}
         self._watch = watch
+        self._devices = devices
         self._room = RoomFinder(watch, devices)
         self._growths = Growths()
         self._inherited = InheritedRuns(caches)
@@ -170,10 +172,11 @@ class CapacityFinder:
     ) -> Capacity:
         recovery = status.recovery
         waiting = recovery.waiting_since is not None
-        resizable = limits.elastic is not None and (waiting or recovery.elastic is not None)
+        counted = self._counts_devices(snapshot)
+        resizable = counted and limits.elastic is not None and (waiting or recovery.elastic is not None)
         releasable = waiting and bool(recovery.nodes_avoided)
         bad = to_avoid(recovery, limits.avoid_after)
-        bound = waiting and _needs_one_domain(snapshot)
+        bound = counted and waiting and _needs_one_domain(snapshot)
         if not (resizable or releasable or bad or bound):
             return Capacity()
         if not self._allowed:
@@ -184,8 +187,7 @@ class CapacityFinder:
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         template = _template_anywhere(avoiding(snapshot.existing_job, recovery.nodes_avoided))
         decided = self._growths.decided
-        # In a thread: ten thousand nodes take longer than the event loop may be blocked.
-        fitting = await asyncio.to_thread(fitting_pods, cluster, template, own)
+        fitting = await self._fitting(status.key, snapshot, cluster, template)
         if bound:
             best = usable_by_gang(cluster, template, fitting)
             if await self._in_another_domain(status, snapshot, cluster, template, fitting, best):
@@ -215,8 +217,27 @@ class CapacityFinder:
         room = usable_by_gang(cluster, anywhere, room, placed)
         if not releasable:
             return Capacity(elastic, places=room)
-        usable = (await asyncio.to_thread(fitting_pods, cluster, anywhere, own)).keys()
+        usable = (await self._fitting(status.key, snapshot, cluster, anywhere)).keys()
         return Capacity(elastic, frozenset(recovery.nodes_avoided) & usable, room)
+
+    def _counts_devices(self, snapshot: RunSnapshot) -> bool:
+        """Whether free devices can be counted, if the run's pods claim some."""
+        return self._devices is None or self._devices.can_count(snapshot.pods)
+
+    async def _fitting(
+        self, run: RecipeKey, snapshot: RunSnapshot, cluster: ClusterUsage, template: Object
+    ) -> Mapping[str, int]:
+        """Number of pods made from `template` that fit on each node, with the run's own counted as free.
+
+        By its resources, and by devices such as the run's pods claim, where they can be counted. Raises
+        ApiError.
+        """
+        own = {pod["metadata"]["uid"] for pod in snapshot.pods}
+        # In a thread: ten thousand nodes take longer than the event loop may be blocked.
+        fits = await asyncio.to_thread(fitting_pods, cluster, template, own)
+        if self._devices is None or not self._counts_devices(snapshot):
+            return fits
+        return await self._devices.limited(run, snapshot.pods, fits)
 
     async def _in_another_domain(
         self,
