@@ -141,7 +141,7 @@ class RoomFinder:
         pool = await asyncio.to_thread(places, cluster, template)
         free = sum(elsewhere.values()) - claimed - self._moves.of_others(status.key, status.now)
         # Nodes that are tainted for their maintenance, or avoided, belong to the pool too.
-        matching = {*pool, *leaving, *status.recovery.nodes_avoided}
+        matching = {*pool, *leaving, *status.recovery.nodes_avoided} - snapshot.nodes_gone
         announced = {name: sign for name, sign in announcing.items() if name in fits}
         room = Room(max(0, free), len(matching), announced)
         self._answers[status.key] = _Answer(leaving, room, time.monotonic(), moves)

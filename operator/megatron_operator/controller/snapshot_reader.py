@@ -222,8 +222,10 @@ class SnapshotReader:
             return snapshot
         if self._watch is None:  # What was recorded with it ends.
             return replace(snapshot, announcing={})
-        recorded = status.recovery.maintenance
-        nodes = self._watch.of(key, snapshot.placed_on | recorded.keys())
+        recorded, avoided = status.recovery.maintenance, frozenset(status.recovery.nodes_avoided)
+        nodes = self._watch.of(key, snapshot.placed_on | recorded.keys() | avoided)
+        if nodes is not None:
+            snapshot = replace(snapshot, nodes_gone=avoided - nodes.keys())
         if self._devices is not None and nodes is not None:
             tainted = self._devices.signs(key, snapshot.active_pods, recorded)
             nodes |= {name: replace(nodes[name], devices=tainted[name]) for name in tainted.keys() & nodes}

@@ -192,6 +192,7 @@ def plan_move(
     size: int,
     rules: BadNodes,
     now: float,
+    gone: Collection[str] = (),
 ) -> MaintenanceMove | None:
     """Which nodes the run would leave now, and what stands against it; None: nothing to decide.
 
@@ -205,11 +206,12 @@ def plan_move(
         size: Number of the run's pods.
         rules: The platform's caps.
         now: Seconds since the epoch.
+        gone: Avoided nodes that no longer exist.
     """
     leaving = to_leave(recovery, now)
     if not leaving or room is None:
         return None
-    needed = leaving.keys() | set(recovery.nodes_avoided)
+    needed = leaving.keys() | set(recovery.nodes_avoided).difference(gone)
     share = max(1, int(rules.max_share * room.pool))
     recent = sum(each.kind == KIND and now - (seconds(each.time) or 0.0) < HOUR for each in recovery.history)
     obstacle = None

@@ -68,23 +68,48 @@ def node_sign(
     return None
 
 
+def forget_gone(recovery: RecoveryStatus, gone: Collection[str], now: float) -> RecoveryStatus:
+    """Forget the evidence against avoided nodes that no longer exist, so that the policy releases them.
+
+    Not within an hour after they were avoided, in which they count for `maxPerHour`. `now` is in seconds
+    since the epoch.
+    """
+    over = {
+        name
+        for name, each in recovery.node_evidence.items()
+        if name in gone and now - (seconds(each.avoided_at) or 0.0) >= HOUR
+    }
+    return forget_evidence(recovery, *over) if over else recovery
+
+
 def avoidance_limits(
-    recovery: RecoveryStatus, places: Mapping[str, int] | None, size: int, rules: BadNodes, now: float
+    recovery: RecoveryStatus,
+    places: Mapping[str, int] | None,
+    size: int,
+    rules: BadNodes,
+    now: float,
+    gone: Collection[str] = (),
 ) -> AvoidanceLimits:
     """How many nodes the run may begin to avoid now.
 
-    `places`: pods of the run that each ready and matching node has room for when it is empty; None where
-    nodes may not be read, so that only the gang's own size is known.
+    Args:
+        recovery: `status.recovery`.
+        places: Pods of the run that each ready and matching node has room for when it is empty; None where
+            nodes may not be read, so that only the gang's own size is known.
+        size: Number of the run's pods.
+        rules: The platform's caps.
+        now: Seconds since the epoch.
+        gone: Avoided nodes that no longer exist.
     """
-    avoided = len(recovery.nodes_avoided)
+    avoided = set(recovery.nodes_avoided).difference(gone)
     recent = sum(
         each.avoided_at is not None and now - (seconds(each.avoided_at) or 0.0) < HOUR
         for each in recovery.node_evidence.values()
     )
-    pool = size if places is None else len(set(places) | set(recovery.nodes_avoided))
+    pool = size if places is None else len(places.keys() | avoided)
     share = max(1, int(rules.max_share * pool))
-    by_share = share - avoided <= rules.max_per_hour - recent
-    count = max(0, min(share - avoided, rules.max_per_hour - recent))
+    by_share = share - len(avoided) <= rules.max_per_hour - recent
+    count = max(0, min(share - len(avoided), rules.max_per_hour - recent))
     return AvoidanceLimits(count, places, cap(rules, share, by_share=by_share))
 
 

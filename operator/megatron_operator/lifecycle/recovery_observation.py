@@ -81,8 +81,12 @@ def observe(
         capacity=capacity.elastic,
         releasable=capacity.releasable_nodes - about_to_start(recovery, snapshot.now),
         in_another_domain=capacity.in_another_domain,
-        avoidance=avoidance_limits(recovery, capacity.places, snapshot.size, rules, snapshot.now),
-        maintenance=plan_move(recovery, capacity.room, snapshot.size, rules, snapshot.now),
+        avoidance=avoidance_limits(
+            recovery, capacity.places, snapshot.size, rules, snapshot.now, snapshot.nodes_gone
+        ),
+        maintenance=plan_move(
+            recovery, capacity.room, snapshot.size, rules, snapshot.now, snapshot.nodes_gone
+        ),
     )
 
 

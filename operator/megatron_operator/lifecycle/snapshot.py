@@ -51,6 +51,8 @@ class RunSnapshot:
     announcing: Mapping[str, NodeStatus] | None = None
     """Of the run's nodes, and those recorded for maintenance, those that exist, as the watch of nodes
     delivered them; None: not known."""
+    nodes_gone: frozenset[str] = frozenset()
+    """Avoided nodes that no longer exist, as the watch of nodes delivered it; none while that is unknown."""
     held_back: str | None = None
     """Why Kueue does not admit the job, empty where it gives no reason; None: not read."""
     pods_of_deleted_jobs: frozenset[str] = frozenset()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,5 +160,10 @@ def test_nodes_that_are_tainted_for_their_maintenance_count_for_the_share_that_m
         room = await one.room()
         assert room is not None
         assert room.pool == 3
+        one.finder.forget(one.status.key)
+        one.snapshot = replace(one.snapshot, nodes_gone=frozenset({"b"}))
+        room = await one.room()
+        assert room is not None
+        assert room.pool == 2, "but for one that no longer exists"
 
     asyncio.run(scenario())

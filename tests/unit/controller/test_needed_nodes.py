@@ -1,4 +1,4 @@
-"""Nodes with hardware faults that a run cannot do without: two pods on three simulated nodes."""
+"""Nodes with hardware faults that a run cannot do without, or that are gone: two pods on three nodes."""
 
 from typing import Any
 
@@ -31,6 +31,12 @@ def fail(run: Run, number: int) -> str:
     return pod.node
 
 
+def pass_time(run: Run, seconds: int) -> None:
+    for _ in range(seconds):
+        run.cluster.pass_time(1)
+        run.operator.reconcile()
+
+
 def events(run: Run, reason: str) -> set[str]:
     return {each["message"] for each in run.api.posted if each["reason"] == reason}
 
@@ -48,6 +54,23 @@ def test_a_node_that_the_run_needs_is_used_again_although_it_still_reports_its_f
     assert {pod.node for pod in run.cluster.pods} == {"node-0", "node-1"}
     assert len(events(run, "NodeAvoided")) == 1
     assert run.status["recovery"]["nodeEvidence"]["node-1"]["releasedAt"]
+
+
+def test_an_avoided_node_that_no_longer_exists_is_forgotten_an_hour_later(
+    training_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = training_run
+    run.until(run.trains)
+    reports_a_fault(run, "node-1", monkeypatch)
+    fail(run, 1)
+    run.until(lambda: run.status["recovery"].get("nodesAvoided") == ["node-1"])
+    run.until(lambda: run.trains() and {pod.node for pod in run.cluster.pods} == {"node-0", "node-2"})
+    run.cluster.now += 3600
+    pass_time(run, 30)
+    assert run.status["recovery"]["nodesAvoided"] == ["node-1"], "it still exists"
+    del run.cluster.nodes["node-1"]
+    run.until(lambda: not run.status["recovery"].get("nodesAvoided"))
+    assert not run.status["recovery"].get("nodeEvidence")
 
 
 def test_where_host_names_are_no_names_of_nodes_a_pod_on_an_avoided_node_is_deleted_once(

@@ -304,6 +304,9 @@ def test_nodes_that_are_avoided_already_count() -> None:
     recovery = announced("a").model_copy(update={"nodes_avoided": ["bad"]})
     assert plan(Room(9, 19), recovery=recovery).obstacle is not None
     assert plan(Room(9, 20), recovery=recovery).obstacle is None
+    without = plan_move(recovery, Room(9, 19), 2, BadNodes(), NOW, {"bad"})
+    assert without is not None
+    assert without.obstacle is None, "but for those that no longer exist"
 
 
 def test_an_announcement_moves_a_run_once() -> None:

@@ -10,6 +10,7 @@ from megatron_operator.lifecycle.incident_history import append
 from megatron_operator.lifecycle.node_evidence import add_evidence, record_avoided, to_avoid
 from megatron_operator.lifecycle.node_health import (
     avoidance_limits,
+    forget_gone,
     hardware_sign,
     judge_nodes,
     suspects,
@@ -124,3 +125,17 @@ def test_the_nodes_that_a_run_avoids_are_limited_by_share_and_per_hour(
     recovery: RecoveryStatus, places: dict[str, int] | None, count: int
 ) -> None:
     assert avoidance_limits(recovery, places, 4, RULES, NOW).count == count
+
+
+def test_a_node_that_no_longer_exists_uses_up_the_hour_and_no_share_of_the_pool() -> None:
+    earlier, recent = avoided(NOW - 4000), avoided(NOW - 60)
+    assert avoidance_limits(earlier, pool(5), 4, RULES, NOW, {"bad-0"}).count == 1
+    assert avoidance_limits(recent, pool(100), 4, RULES, NOW, {"bad-0"}).count == 3
+
+
+def test_evidence_against_an_avoided_node_is_forgotten_an_hour_later_once_the_node_is_gone() -> None:
+    recovery = avoided(NOW - 3600, NOW - 3600)
+    left = forget_gone(recovery, {"bad-0"}, NOW)
+    assert (set(left.node_evidence), set(left.node_failures)) == ({"bad-1"}, {"bad-1"})
+    assert forget_gone(recovery, {"bad-0"}, NOW - 1) is recovery
+    assert forget_gone(recovery, (), NOW) is recovery
