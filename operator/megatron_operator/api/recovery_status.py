@@ -126,6 +126,9 @@ class NodeMaintenance(ApiModel):
     """From when on the run moves, RFC 3339: early enough to save before the start. Not set: at once."""
     avoided_at: str | None = None
     """When the run began to avoid the node because of it, RFC 3339; it does so once for each announcement."""
+    precaution: bool | None = None
+    """True where the run has had no pod on the node and avoids it for its next pods alone: such a node does
+    not count for `badNodes.maxShare`."""
     not_avoided: str | None = None
     """Why the run stays on the node: a cap of the platform, or too few other nodes."""
 

@@ -20,6 +20,7 @@ from megatron_operator.lifecycle.capacity import (
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.maintenance import to_leave
 from megatron_operator.lifecycle.moves import Moves
+from megatron_operator.lifecycle.node_health import precautions
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.observation import Room
 from megatron_operator.lifecycle.snapshot import RunSnapshot
@@ -142,7 +143,8 @@ class RoomFinder:
         free = sum(elsewhere.values()) - claimed - self._moves.of_others(status.key, status.now)
         # Nodes that are tainted for their maintenance, or avoided, belong to the pool too.
         matching = {*pool, *leaving, *status.recovery.nodes_avoided} - snapshot.nodes_gone
-        announced = {name: sign for name, sign in announcing.items() if name in fits}
+        takes_pods = fits.keys() | precautions(status.recovery)
+        announced = {name: sign for name, sign in announcing.items() if name in takes_pods}
         room = Room(max(0, free), len(matching), announced)
         self._answers[status.key] = _Answer(leaving, room, time.monotonic(), moves)
         return room

@@ -15,7 +15,7 @@ from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatu
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.device_taints import one_text
-from megatron_operator.lifecycle.node_health import HOUR, cap, hardware_sign, node_sign
+from megatron_operator.lifecycle.node_health import HOUR, cap, hardware_sign, node_sign, precautions
 from megatron_operator.lifecycle.node_state import NodeStatus, StartTime, node_of
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.observation import MaintenanceMove, Room
@@ -27,6 +27,8 @@ NEAR: Final = 86_400.0
 """Seconds until a run would have to leave a node: with fewer the node takes no run that moves."""
 STALE: Final = 86_400.0
 """Seconds after its start from which on it announces nothing: who set it may never remove it."""
+MOST_PRECAUTIONS: Final = MAX_NODES // 2
+"""Nodes without pods of the run that it avoids when it moves: the status has to hold those that it leaves."""
 NAMED: Final = 3
 """Nodes that the cause of a move names."""
 
@@ -126,6 +128,8 @@ def judge_maintenance(
         {*placed, *recovery.maintenance}, key=lambda each: (each not in recovery.maintenance, each)
     ):
         known, node = recovery.maintenance.get(name), nodes.get(name)
+        if known is not None and known.precaution and name in placed:
+            known = known.model_copy(update={"precaution": None})
         sign = None if node is None else maintenance_sign(node, rules, now)
         if node is None or sign is None or len(entries) >= MAX_NODES:
             continue
@@ -197,8 +201,8 @@ def plan_move(
     """Which nodes the run would leave now, and what stands against it; None: nothing to decide.
 
     All of them or none are left: a run that stays on one of them would be interrupted twice. Of the other
-    nodes that announce maintenance as many are avoided as the caps allow: a pod that is placed on one of the
-    rest leaves it when that is due.
+    nodes that announce maintenance as many are avoided as the caps allow, chosen again at each move: a pod
+    that is placed on one of the rest leaves it when that is due.
 
     Args:
         recovery: `status.recovery`.
@@ -211,7 +215,8 @@ def plan_move(
     leaving = to_leave(recovery, now)
     if not leaving or room is None:
         return None
-    needed = leaving.keys() | set(recovery.nodes_avoided).difference(gone)
+    recorded = leaving.keys() | set(recovery.nodes_avoided).difference(precautions(recovery))
+    needed = recorded.difference(gone)
     share = max(1, int(rules.max_share * room.pool))
     recent = sum(each.kind == KIND and now - (seconds(each.time) or 0.0) < HOUR for each in recovery.history)
     obstacle = None
@@ -219,13 +224,14 @@ def plan_move(
         obstacle = cap(rules, share, by_share=False)
     elif len(needed) > share:
         obstacle = cap(rules, share, by_share=True)
-    elif len(needed) > MAX_NODES:
+    elif len(recorded) > MAX_NODES:
         obstacle = f"a run avoids at most {MAX_NODES} nodes"
     elif room.pods < size:
         obstacle = f"the other nodes have no room for all {size} pods now"
     others = [each for each in room.announced.items() if each[0] not in needed]
-    more = max(0, min(share, MAX_NODES) - len(needed))
-    return MaintenanceMove(leaving, {**leaving, **dict(others[:more])}, obstacle)
+    more = max(0, min(share - len(needed), MAX_NODES - len(recorded), MOST_PRECAUTIONS))
+    avoid = {**leaving, **dict(others[:more])}
+    return MaintenanceMove(leaving, avoid, obstacle, precautions(recovery) - avoid.keys())
 
 
 def move_cause(leaving: Mapping[str, str]) -> str:
@@ -249,13 +255,15 @@ def moved(
         iteration: The last one that was reported.
     """
     since = timestamp(now)
-    new = {name: NodeMaintenance(sign=sign, time=since) for name, sign in move.avoid.items()}
+    # What the run's own nodes announce is recorded already.
+    new = {name: NodeMaintenance(sign=sign, time=since, precaution=True) for name, sign in move.avoid.items()}
     new |= recovery.maintenance
     entries = {
         name: each.model_copy(update={"avoided_at": since, "not_avoided": None})
         if name in move.avoid
         else each
         for name, each in new.items()
+        if name not in move.dropped
     }
     recovery = incident_history.append(
         recovery,
@@ -269,7 +277,7 @@ def moved(
     return recovery.model_copy(
         update={
             "maintenance": entries,
-            "nodes_avoided": sorted(move.avoid.keys() | set(recovery.nodes_avoided)),
+            "nodes_avoided": sorted(move.avoid.keys() | set(recovery.nodes_avoided) - move.dropped),
         }
     )
 

@@ -82,6 +82,15 @@ def forget_gone(recovery: RecoveryStatus, gone: Collection[str], now: float) -> 
     return forget_evidence(recovery, *over) if over else recovery
 
 
+def precautions(recovery: RecoveryStatus) -> frozenset[str]:
+    """Nodes that the run avoids for its next pods alone: they announce maintenance, and it had no pod there.
+
+    They count for no cap, because each move chooses them again.
+    """
+    entries = recovery.maintenance
+    return frozenset(name for name in recovery.nodes_avoided if name in entries and entries[name].precaution)
+
+
 def avoidance_limits(
     recovery: RecoveryStatus,
     places: Mapping[str, int] | None,
@@ -101,7 +110,7 @@ def avoidance_limits(
         now: Seconds since the epoch.
         gone: Avoided nodes that no longer exist.
     """
-    avoided = set(recovery.nodes_avoided).difference(gone)
+    avoided = set(recovery.nodes_avoided).difference(gone, precautions(recovery))
     recent = sum(
         each.avoided_at is not None and now - (seconds(each.avoided_at) or 0.0) < HOUR
         for each in recovery.node_evidence.values()

@@ -161,8 +161,8 @@ class Room:
     pool: int
     """Number of all nodes that match the run, free or not."""
     announced: Mapping[str, str] = field(default_factory=dict)
-    """Other nodes that have free places, but announce maintenance, and what announces it; those that go first
-    come first. New pods should avoid them too."""
+    """Other nodes that have free places, or are avoided as a precaution, but announce maintenance, and what
+    announces it; those that go first come first. New pods should avoid them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,8 @@ class MaintenanceMove:
     """These nodes, and those that go first of the others that announce it, where pods could be placed."""
     obstacle: str | None = None
     """Why the run stays; None: it may move."""
+    dropped: frozenset[str] = frozenset()
+    """Nodes that were avoided as a precaution, and are no longer: others go first."""
 
 
 @dataclass(frozen=True, slots=True)

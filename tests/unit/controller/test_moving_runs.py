@@ -112,6 +112,21 @@ def test_the_place_of_a_run_that_gives_up_its_pods_is_free_for_others() -> None:
     asyncio.run(scenario())
 
 
+def test_a_node_that_a_run_avoids_as_a_precaution_is_among_those_that_a_later_move_chooses_from() -> None:
+    async def scenario() -> None:
+        one, _ = await two_runs()
+        beside = NodeMaintenance(sign="node taint x", time=timestamp(NOW), avoided_at=timestamp(NOW))
+        entries = one.status.recovery.maintenance | {"b": beside}
+        one.status.set_recovery(maintenance=entries, nodes_avoided=["b"])
+        assert (await one.room() or Room(9, 9, {"b": ""})).announced.keys() == {"a"}
+        one.finder.forget(one.status.key)
+        entries["b"] = beside.model_copy(update={"precaution": True})
+        one.status.set_recovery(maintenance=entries)
+        assert (await one.room() or Room(9, 9)).announced.keys() == {"a", "b"}
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(("obstacle", "reads"), [(None, 2), ("maxPerHour 4 is reached", 1)])
 def test_for_a_run_that_a_cap_keeps_the_cluster_is_read_again_after_minutes_alone(
     monkeypatch: pytest.MonkeyPatch, obstacle: str | None, reads: int

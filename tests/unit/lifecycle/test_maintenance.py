@@ -297,7 +297,11 @@ def test_other_announced_nodes_with_free_places_are_avoided_too_as_far_as_the_ca
 def test_a_run_avoids_no_more_announced_nodes_than_a_status_holds() -> None:
     night = {f"night-{index:04}": "node label y" for index in range(2 * MAX_NODES)}
     move = plan(Room(900, 20 * MAX_NODES, night), "a", max_share=1)
-    assert (move.obstacle, len(move.avoid)) == (None, MAX_NODES)
+    assert (move.obstacle, len(move.avoid)) == (None, 1 + MAX_NODES // 2)
+    many = announced("a").model_copy(
+        update={"nodes_avoided": [f"bad-{index}" for index in range(MAX_NODES - 2)]}
+    )
+    assert len(plan(Room(900, 20 * MAX_NODES, night), recovery=many, max_share=1).avoid) == 2
 
 
 def test_nodes_that_are_avoided_already_count() -> None:
