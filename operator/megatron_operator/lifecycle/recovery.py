@@ -4,6 +4,7 @@ A decision is written into the status before it is executed. What is not execute
 is found by the next reconcile.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 from megatron_operator.api.conditions import Condition, Phase
@@ -317,17 +318,22 @@ def _resize(status: StatusBuilder, snapshot: RunSnapshot, count: int, cause: str
 
 def pods_to_move(snapshot: RunSnapshot, move: MaintenanceMove) -> int:
     """Number of pods that need another place; all of them where the job is re-created."""
-    return len(_leaving(snapshot, move)) if snapshot.moves_pods else snapshot.size
+    return len(_pods_on(snapshot, move.avoid)) if snapshot.moves_pods else snapshot.size
 
 
-def _leaving(snapshot: RunSnapshot, move: MaintenanceMove) -> tuple[Object, ...]:
-    return tuple(pod for pod in snapshot.active_pods if node_of(pod) in move.leaving)
+def _pods_on(snapshot: RunSnapshot, nodes: Collection[str]) -> tuple[Object, ...]:
+    return tuple(pod for pod in snapshot.active_pods if node_of(pod) in nodes)
 
 
 def _move(status: StatusBuilder, snapshot: RunSnapshot, move: MaintenanceMove) -> Result:
-    """The pods of these nodes end with their grace period, in which the gang saves; new ones avoid them."""
-    leaving, job = _leaving(snapshot, move), snapshot.existing_job
-    first = short_name(leaving[0], snapshot.name) if leaving else None
+    """The pods of these nodes end with their grace period, in which the gang saves; new ones avoid them.
+
+    Also those of the run's other nodes that it avoids from now on, although it would have to leave them only
+    later: it saves once for all.
+    """
+    leaving, job = _pods_on(snapshot, move.avoid), snapshot.existing_job
+    due = _pods_on(snapshot, move.leaving)
+    first = short_name(due[0], snapshot.name) if due else None
     iteration = status.progress.iteration
     status.set(recovery=moved(status.recovery, move, first, status.now, iteration=iteration))
     _set_interrupted(status, Reason.MOVED_FOR_MAINTENANCE, status.recovery.history[-1].cause)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.recovery_status import NodeMaintenance
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.actions import (
     Action,
@@ -18,15 +19,16 @@ from megatron_operator.lifecycle.actions import (
 from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.node_evidence import add_evidence
 from megatron_operator.lifecycle.node_state import STUCK_GRACE
-from megatron_operator.lifecycle.observation import Capacity
+from megatron_operator.lifecycle.observation import Capacity, MaintenanceMove
 from megatron_operator.lifecycle.pod_termination import PodEnd
-from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
+from megatron_operator.lifecycle.recovery import apply_decision, pods_to_move, unfinished_actions
 from megatron_operator.lifecycle.recovery_observation import observe, recovery_limits, report_kept_nodes
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     ChangeDomain,
     Fail,
     ForceDelete,
+    Move,
     ReleaseNodes,
     Resize,
     RestartGang,
@@ -215,6 +217,23 @@ def test_a_pod_that_has_ended_and_is_not_removed_is_force_deleted_without_blame_
     (event,) = status.events
     assert (event.reason, event.warning) == ("PodDeletedByForce", True)
     assert event.message == "run-worker-0 on node-1 has ended, and was not removed"
+
+
+def test_a_move_keeps_places_for_the_pods_of_all_nodes_that_it_avoids_and_deletes_them_together(
+    placed: Any,
+) -> None:
+    entry = NodeMaintenance(sign="node label x", time=timestamp(placed.now), leave_at=timestamp(placed.now))
+    later = entry.model_copy(update={"leave_at": timestamp(placed.now + 3600)})
+    status = placed.status()
+    status.set_recovery(maintenance={"node-0": later, "node-1": entry})
+    placed.write(status)
+    move = MaintenanceMove({"node-1": "node label x"}, dict.fromkeys(("node-1", "node-0"), "node label x"))
+    assert pods_to_move(placed.snapshot(), move) == 2
+    status, actions = apply(placed, Move(move))
+    avoided = frozenset({"node-0", "node-1"})
+    assert actions == (AvoidNodes(placed.job, avoided), DeletePods(tuple(placed.pods), saves=True))
+    incident = status.recovery.history[-1]
+    assert (incident.pod, incident.node) == ("worker-0", "node-1"), "where it is due"
 
 
 def test_a_gang_restart_is_completed_by_later_reconciles(placed: Any) -> None:
