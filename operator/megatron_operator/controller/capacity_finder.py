@@ -109,7 +109,7 @@ class CapacityFinder:
     def move(self, status: StatusBuilder, pods: int) -> bool:
         """Reserve places for `pods` pods that move, so that no other run moves into them.
 
-        False as for `grow`.
+        False as for `grow`, and if the run's room was found too long ago.
         """
         if self._waits_for_inherited(status):
             return False

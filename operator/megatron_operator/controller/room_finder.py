@@ -154,9 +154,15 @@ class RoomFinder:
         return self._moves.of_others(key, now)
 
     def move(self, key: RecipeKey, pods: int, now: float) -> bool:
-        """Reserve places for `pods` pods; False if another run began to move since the room was found."""
+        """Reserve places for `pods` pods; False if the room is to be found again first.
+
+        That is once another run began to move, or FRESH seconds have passed: a cap that kept the run until
+        now had it keep an older answer.
+        """
         answer = self._answers.pop(key, None)
         if answer is None or answer.moves != self._moves.decided:
+            return False
+        if time.monotonic() - answer.found_at >= FRESH:
             return False
         self._moves.add(key, pods, now)
         return True

@@ -118,7 +118,7 @@ class Supervisor:
         if isinstance(decision, Move) and not self._capacity.move(
             status, pods_to_move(snapshot, decision.move)
         ):
-            return wait(SOON, "another run moves")
+            return wait(SOON, "the room for a move is to be found again")
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)

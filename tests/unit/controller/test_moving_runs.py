@@ -156,6 +156,26 @@ def test_for_a_run_that_a_cap_keeps_the_cluster_is_read_again_after_minutes_alon
     asyncio.run(scenario())
 
 
+def test_a_run_that_a_cap_has_kept_does_not_move_on_room_that_was_found_minutes_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(room_finder.time, "monotonic", lambda: clock[0])
+
+    async def scenario() -> None:
+        one, _ = await two_runs()
+        entry = one.status.recovery.maintenance["a"].model_copy(update={"not_avoided": "maxPerHour"})
+        one.status.set(recovery=RecoveryStatus(maintenance={"a": entry}))
+        assert await one.may_move()
+        clock[0] += room_finder.FRESH
+        assert await one.may_move(), "it is not looked for again meanwhile"
+        assert not one.move()
+        assert await one.may_move()
+        assert one.move()
+
+    asyncio.run(scenario())
+
+
 def test_a_run_does_not_grow_into_the_place_of_one_that_moves() -> None:
     async def scenario() -> None:
         one, two = await two_runs()
