@@ -64,6 +64,9 @@ TOPOLOGY: Final = (
 )
 """Topology labels, from the closest nodes to the farthest."""
 
+_Member = tuple[dict[str, str], int, Mapping[str, str]]
+"""The label that identifies the accelerator of a node, how many it has, and all its labels."""
+
 
 def with_nodes(platform: PlatformConfig, nodes: Iterable[Mapping[str, str]]) -> PlatformConfig:
     """The platform, completed from the labels of its `nodes`; settings of the file take precedence.
@@ -71,14 +74,15 @@ def with_nodes(platform: PlatformConfig, nodes: Iterable[Mapping[str, str]]) -> 
     A kind of node without a profile becomes a profile under the planner's name of its accelerator. A profile
     without node labels gets those of its nodes, one without topology keys the keys that all of them have.
     """
-    kinds: dict[str, list[tuple[dict[str, str], int, Mapping[str, str]]]] = defaultdict(list)
+    kinds: dict[str, list[_Member]] = defaultdict(list)
     for labels in nodes:
         found = _kind(labels)
         if found is not None:
             hardware, selector, count = found
             kinds[hardware].append((selector, count, labels))
     profiles = dict(platform.accelerators)
-    for hardware, members in sorted(kinds.items()):
+    for hardware, nodes_of_kind in sorted(kinds.items()):
+        members = _without_new(nodes_of_kind)
         described = [
             name
             for name, profile in profiles.items()
@@ -101,9 +105,17 @@ def _kind(labels: Mapping[str, str]) -> tuple[str, dict[str, str], int] | None:
     return None
 
 
-def _filled(
-    profile: AcceleratorProfile | None, members: list[tuple[dict[str, str], int, Mapping[str, str]]]
-) -> AcceleratorProfile:
+def _without_new(members: list[_Member]) -> list[_Member]:
+    """The nodes of one accelerator without those that GPU feature discovery has not labelled yet.
+
+    Such a node is known by its instance type alone, which a labelled one has too. It lacks labels that it is
+    about to have, and pods would lose their node affinity meanwhile.
+    """
+    labelled = {labels.get(INSTANCE_TYPE) for selector, _, labels in members if PRODUCT in selector}
+    return [each for each in members if PRODUCT in each[0] or each[0][INSTANCE_TYPE] not in labelled]
+
+
+def _filled(profile: AcceleratorProfile | None, members: list[_Member]) -> AcceleratorProfile:
     selectors = {tuple(selector.items()) for selector, _, _ in members}
     # A pod cannot require alternative labels; with several, only its resource request places it.
     labels = dict(next(iter(selectors))) if len(selectors) == 1 else {}

@@ -20,6 +20,17 @@ def test_the_instance_type_identifies_the_accelerator_without_a_product_label() 
     assert found["h200"].node_labels == {"node.kubernetes.io/instance-type": "p5en.48xlarge"}
 
 
+def test_a_node_that_is_not_labelled_yet_takes_no_label_and_no_topology_key_from_the_others() -> None:
+    instance = {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+    labelled = {**H100, **instance, "nvidia.com/gpu.clique": "c1.1", "topology.kubernetes.io/zone": "a"}
+    new = {**instance, "topology.kubernetes.io/zone": "a"}
+    alone = with_nodes(PlatformConfig(), [labelled])
+    assert alone.accelerators["h100-sxm"].topology == ["nvidia.com/gpu.clique", "topology.kubernetes.io/zone"]
+    assert with_nodes(PlatformConfig(), [new, labelled]) == alone
+    other = with_nodes(PlatformConfig(), [H100, new]).accelerators["h100-sxm"]
+    assert other.node_labels == {}, "the labelled nodes may be of another kind"
+
+
 def test_the_platform_file_takes_precedence() -> None:
     configured = AcceleratorProfile(per_node=4, node_labels={"pool": "training"}, topology=["rack"])
     platform = PlatformConfig(accelerators={"h100-sxm": configured})
