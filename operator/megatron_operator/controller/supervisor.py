@@ -20,6 +20,7 @@ from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.recovery import (
     apply_decision,
+    awaits_another_job,
     pods_to_move,
     recheck_delay,
     unfinished_actions,
@@ -35,6 +36,7 @@ from megatron_operator.lifecycle.recovery_policy import (
     ChangeDomain,
     ForceDelete,
     Move,
+    ReleaseNodes,
     Resize,
     Wait,
     decide,
@@ -43,6 +45,7 @@ from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.write_delay import may_rest_on_caches
+from megatron_operator.manifests.node_avoidance import avoided
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,8 @@ class Supervisor:
             if not exporting:
                 self._poller.forget(status.key)
             return expire_job(status, snapshot)
-        if (unfinished := unfinished_actions(status, snapshot)) is not None:
+        keeps_job = awaits_another_job(status, snapshot) and await self._is_refused(status, snapshot)
+        if (unfinished := unfinished_actions(status, snapshot, keeps_job=keeps_job)) is not None:
             return unfinished
         limits = recovery_limits(status)
         status.set(recovery=forget_gone(status.recovery, snapshot.nodes_gone, status.now))
@@ -97,13 +101,16 @@ class Supervisor:
         if snapshot.cached and not isinstance(decision, Wait):
             return DISCARDED
         creates = isinstance(decision, ChangeDomain) or (
-            isinstance(decision, Move) and not snapshot.moves_pods
+            isinstance(decision, Move | Avoid | ReleaseNodes) and not snapshot.moves_pods
         )
-        refused = creates and not await self._capacity.can_be_created_again(status, snapshot)
+        refused = creates and await self._is_refused(status, snapshot)
         if refused and isinstance(decision, Move):
             observation = replace(observation, maintenance=replace(decision.move, obstacle=_REFUSED))
             decision = decide(observation)
-        report_kept_nodes(status, observation)
+        kept = set(status.recovery.nodes_avoided) - avoided(snapshot.existing_job) if keeps_job else set()
+        if refused and isinstance(decision, Avoid):
+            kept.update(decision.nodes)
+        report_kept_nodes(status, observation, dict.fromkeys(kept, _REFUSED))
         if refused and isinstance(decision, ChangeDomain):
             return wait(recheck_delay(status, snapshot) or LATER, _REFUSED)
         if isinstance(decision, Resize):
@@ -122,7 +129,7 @@ class Supervisor:
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)
-        result = apply_decision(status, snapshot, decision)
+        result = apply_decision(status, snapshot, decision, keeps_job=refused)
         if status.ended:
             self._poller.forget(status.key)
         if isinstance(decision, Wait):
@@ -130,6 +137,10 @@ class Supervisor:
             departure = until_departure(status.recovery, status.now)
             return result.within(departure, "maintenance of a node is announced for later")
         return replace(result, decision=_COUNTED_AS.get(type(decision)) or kind_of(decision))
+
+    async def _is_refused(self, status: StatusBuilder, snapshot: RunSnapshot) -> bool:
+        """Whether the job would be lost if it were deleted, because the recipe as it is now is refused."""
+        return not await self._capacity.can_be_created_again(status, snapshot)
 
     def gives_up_pods(self, key: RecipeKey) -> None:
         """The run gives up its pods, and the places that were kept free for it."""

@@ -76,8 +76,20 @@ RECENT: Final = 60.0
 """Seconds after a change of state for which pods are checked often."""
 
 
-def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result | None:
-    """Actions of an earlier decision that are not complete yet; None when there are none."""
+def awaits_another_job(status: StatusBuilder, snapshot: RunSnapshot) -> bool:
+    """Whether the run is to avoid other nodes than its job does, and only another job would."""
+    if snapshot.job_phase is not JobPhase.ACTIVE or snapshot.moves_pods or not snapshot.has_templates:
+        return False
+    return avoided(snapshot.existing_job) != frozenset(status.recovery.nodes_avoided)
+
+
+def unfinished_actions(
+    status: StatusBuilder, snapshot: RunSnapshot, *, keeps_job: bool = False
+) -> Result | None:
+    """Actions of an earlier decision that are not complete yet; None when there are none.
+
+    `keeps_job`: not to delete the job so that its pods avoid other nodes.
+    """
     recovery, job = status.recovery, snapshot.existing_job
     if recovery.outgoing_job == snapshot.job_uid:
         return wait(SOON, "the job is being deleted", [DeleteJob(job)])
@@ -97,8 +109,10 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         return wait(SOON, "pods that ended and were not removed are deleted", [force_delete(status, left)])
     avoid = frozenset(recovery.nodes_avoided)
     excluded = avoided(job) if snapshot.has_templates else avoid
-    if excluded != avoid and (elsewhere := _place_elsewhere(status, snapshot, avoid)) is not None:
-        return elsewhere
+    if excluded != avoid:
+        elsewhere = _place_elsewhere(status, snapshot, avoid, keeps_job=keeps_job)
+        if elsewhere is not None:
+            return elsewhere
     # From here on by what new pods get, which are other nodes where the job is yet to be re-created.
     outdated = tuple(
         pod
@@ -145,8 +159,13 @@ def _gated_for_long(pod: Object, now: float) -> bool:
     return gang_scheduling.is_gated(pod) and created is not None and now - created > GATED_SECONDS
 
 
-def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decision) -> Result:
-    """Record the decision in the status; returns the actions that execute it."""
+def apply_decision(
+    status: StatusBuilder, snapshot: RunSnapshot, decision: Decision, *, keeps_job: bool = False
+) -> Result:
+    """Record the decision in the status; returns the actions that execute it.
+
+    `keeps_job`: not to delete the job so that its pods avoid other nodes, which the next one then does.
+    """
     job, recovery = snapshot.existing_job, status.recovery
     match decision:
         case Fail(cause):
@@ -158,10 +177,12 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
             return _force_delete(status, snapshot, names, cause)
         case Avoid(nodes, _, cause):
             # Pods on these nodes move at the next reconcile, if the run has not recovered by then.
-            return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) | set(nodes), cause)
+            nodes_avoided = frozenset(recovery.nodes_avoided).union(nodes)
+            return _avoid_nodes(status, snapshot, nodes_avoided, cause, keeps_job=keeps_job)
         case ReleaseNodes(nodes, cause):
             status.set(recovery=release(recovery, nodes, status.now))
-            return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) - set(nodes), cause)
+            nodes_avoided = frozenset(recovery.nodes_avoided).difference(nodes)
+            return _avoid_nodes(status, snapshot, nodes_avoided, cause, keeps_job=keeps_job)
         case Resize(count, cause):
             return _resize(status, snapshot, count, cause)
         case Move(move):
@@ -275,10 +296,14 @@ def _force_delete(status: StatusBuilder, snapshot: RunSnapshot, names: tuple[str
     return wait(SOON, "pods are being replaced", [ForceDeletePods(pods)])
 
 
-def _avoid_nodes(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str], cause: str) -> Result:
+def _avoid_nodes(
+    status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str], cause: str, *, keeps_job: bool
+) -> Result:
     before = frozenset(status.recovery.nodes_avoided)
     status.set(recovery=record_avoided(status.recovery, nodes, status.now))
     status.set_recovery(nodes_avoided=sorted(nodes))
+    if keeps_job:
+        return wait(SOON, "the nodes are recorded for the next job")
     if new := sorted(nodes - before):
         status.add_event(Reason.NODE_AVOIDED, f"{', '.join(new)}: {cause}", warning=True)
     if released := sorted(before - nodes):
@@ -286,7 +311,9 @@ def _avoid_nodes(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[
     return _place_elsewhere(status, snapshot, nodes) or wait(SOON, "the avoided nodes are recorded")
 
 
-def _place_elsewhere(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str]) -> Result | None:
+def _place_elsewhere(
+    status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str], *, keeps_job: bool = False
+) -> Result | None:
     """Make new pods avoid exactly these nodes; None where that waits for the next interruption.
 
     Where pods cannot move alone the job is re-created, but not while the run trains, nor before the gang
@@ -299,7 +326,7 @@ def _place_elsewhere(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozen
     if nodes <= avoided(job) and not snapshot.unscheduled_pods:
         return None
     interrupted = unrecovered(status.recovery) is not None or snapshot.unscheduled_pods
-    if snapshot.gang_hash is None or not interrupted:
+    if keeps_job or snapshot.gang_hash is None or not interrupted:
         return None
     status.set_recovery(outgoing_job=snapshot.job_uid)
     return wait(SOON, "the job is being re-created to avoid nodes", [DeleteJob(job)])

@@ -1,5 +1,7 @@
 """From a snapshot to what the recovery policy decides on, and what the status reports of it beforehand."""
 
+from collections.abc import Mapping
+
 from pydantic import ValidationError
 
 from megatron_operator.api.platform import BadNodes, Maintenance
@@ -100,9 +102,14 @@ def judge_announcements(
     status.set(recovery=recovery)
 
 
-def report_kept_nodes(status: StatusBuilder, observation: Observation) -> None:
-    """Record bad nodes that a cap or a lack of others keeps in use; an Event for each that is new."""
-    recovery, new = record_kept(status.recovery, observation.node_choice.keep)
+def report_kept_nodes(
+    status: StatusBuilder, observation: Observation, also: Mapping[str, str] | None = None
+) -> None:
+    """Record bad nodes that a cap or a lack of others keeps in use; an Event for each that is new.
+
+    `also`: further ones, and why.
+    """
+    recovery, new = record_kept(status.recovery, observation.node_choice.keep | dict(also or {}))
     status.set(recovery=recovery)
     for node, why in new.items():
         evidence = recovery.node_evidence[node]

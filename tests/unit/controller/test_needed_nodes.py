@@ -1,4 +1,4 @@
-"""Nodes with hardware faults that a run cannot do without, or that are gone: two pods on three nodes."""
+"""Nodes with hardware faults that a run has to go on with, or that are gone: two pods on three nodes."""
 
 from typing import Any
 
@@ -54,6 +54,40 @@ def test_a_node_that_the_run_needs_is_used_again_although_it_still_reports_its_f
     assert {pod.node for pod in run.cluster.pods} == {"node-0", "node-1"}
     assert len(events(run, "NodeAvoided")) == 1
     assert run.status["recovery"]["nodeEvidence"]["node-1"]["releasedAt"]
+
+
+def test_a_run_whose_edit_was_refused_keeps_its_job_and_a_bad_node_until_the_edit_is_corrected(
+    training_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = training_run
+    run.until(run.trains)
+    before = run.cluster.job
+    run.edit(parallelism={"tensorModelParallelSize": 3})
+    run.until(lambda: run.condition("Planned")["status"] == "False")
+    job = run.api.job()
+    assert job is not None
+    for replicas in job["spec"]["pytorchReplicaSpecs"].values():
+        # Kueue places such pods, so that one cannot move alone.
+        replicas["template"]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]
+    run.cluster.nodes["node-2"].taken = True
+    reports_a_fault(run, "node-1", monkeypatch)
+    fail(run, 1)
+    run.until(lambda: bool(events(run, "NodeNotAvoided")))
+    run.until(run.trains)
+    pass_time(run, 60)
+    assert run.cluster.job is before
+    evidence = run.status["recovery"]["nodeEvidence"]["node-1"]
+    assert "the recipe as it is now is refused" in evidence["notAvoided"]
+    assert len(events(run, "NodeNotAvoided")) == 1
+    assert not events(run, "NodeAvoided")
+    run.cluster.nodes["node-2"].taken = False
+    run.edit(parallelism={})
+    run.until(lambda: run.condition("Planned")["status"] == "True")
+    pass_time(run, 60)
+    assert run.cluster.job is before, "until it is interrupted again"
+    fail(run, 0)
+    run.until(lambda: run.cluster.job not in (None, before) and run.trains())
+    assert {pod.node for pod in run.cluster.pods} == {"node-0", "node-2"}
 
 
 def test_an_avoided_node_that_no_longer_exists_is_forgotten_an_hour_later(

@@ -22,7 +22,7 @@ from megatron_operator.lifecycle.actions import (
 from megatron_operator.lifecycle.ended_pods import MAX_PODS, record_ends, recorded_ends
 from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.pod_termination import PodEnd
-from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
+from megatron_operator.lifecycle.recovery import apply_decision, awaits_another_job, unfinished_actions
 from megatron_operator.lifecycle.recovery_policy import Avoid, Fail, ReleaseNodes, Wait
 from megatron_operator.lifecycle.snapshot import newest_by_place
 from megatron_operator.lifecycle.status_update import update_status
@@ -257,6 +257,22 @@ def test_an_interrupted_run_is_re_created_to_avoid_a_node_and_counts_no_restart(
     assert status.recovery.restarts == 1, "that of the pod that was replaced"
     on_jobset.write(status)
     assert unfinished(on_jobset) == (DeleteJob(on_jobset.job),), "until the job is gone"
+
+
+def test_a_job_that_could_not_be_created_again_stays_and_the_next_one_avoids_the_node(on_jobset: Any) -> None:
+    on_jobset.pass_time(5)
+    on_jobset.pods[1] = pod(on_jobset, "worker")
+    unfinished(on_jobset)
+    status, snapshot = on_jobset.status(), on_jobset.snapshot()
+    assert not awaits_another_job(status, snapshot)
+    result = apply_decision(status, snapshot, Avoid(("node-1",), (), "node-1 failed"), keeps_job=True)
+    assert (result.actions, status.events) == ((), [])
+    assert status.recovery.nodes_avoided == ["node-1"]
+    assert awaits_another_job(status, snapshot)
+    assert unfinished_actions(status, snapshot, keeps_job=True) is None
+    assert status.recovery.outgoing_job is None
+    on_jobset.write(status)
+    assert unfinished(on_jobset) == (DeleteJob(on_jobset.job),), "once it could"
 
 
 def test_a_run_is_not_re_created_before_the_pod_that_failed_is_replaced_and_counted(on_jobset: Any) -> None:
