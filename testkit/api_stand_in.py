@@ -44,6 +44,8 @@ class ApiStandIn:
         """(user, verb, resource with its subresource, namespace) that SubjectAccessReviews allow."""
         self.lost_logs: set[tuple[str, bool]] = set()
         """Those that the kubelet does not have any more."""
+        self.silent_pods: set[str] = set()
+        """Those whose node does not answer when their log is asked for."""
         self.forbids_logs = False
         """Whether the connection may not read logs."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
@@ -269,6 +271,8 @@ class ApiStandIn:
         if self.forbids_logs:
             return _error(403, "Forbidden", "pods/log is forbidden")
         query = request.query
+        if request.match_info["name"] in self.silent_pods:
+            await asyncio.Event().wait()
         if (request.match_info["name"], "previous" in query) in self.lost_logs:
             return _error(400, "BadRequest", "previous terminated container not found")
         text = self.logs[request.match_info["name"], "previous" in query]

@@ -1,5 +1,6 @@
 """The log of the pod that failed first, from around the failure: it may train again since."""
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,9 +11,12 @@ from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.cli.first_failure import DETECTED_WITHIN, FailedPod
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk.connection import AsyncConnection
+from megatron_operator.sdk.errors import ClusterUnreachableError
 
 LINES: Final = 80
 """Lines of the log before the failure, and as many after it."""
+LOG_SECONDS: Final = 10.0
+"""Seconds in which a log is read: the kubelet of a lost node does not answer."""
 _AFTER: Final = 60.0
 """Seconds after a failure in which its log is read: stacks of a hang follow its detection."""
 _ROUNDED: Final = 1.0
@@ -34,10 +38,7 @@ class FailureLog:
 
 
 async def read_failure_log(connection: AsyncConnection, namespace: str, failed: FailedPod) -> FailureLog:
-    """The log around the failure; its end where the container ended, nothing where the pod was replaced.
-
-    Raises ClusterUnreachableError.
-    """
+    """The log around the failure; its end where the container ended, nothing where the pod was replaced."""
     if failed.replaced:
         return _without(failed, "The log of the failure is gone with the pod that wrote it.")
     at = seconds(failed.time)
@@ -52,12 +53,15 @@ async def read_failure_log(connection: AsyncConnection, namespace: str, failed: 
         timestamps=True,
     )
     try:
-        if ends or at is None:
-            async with aclosing(log) as lines:
-                found = list(deque([line[:_LONGEST_LINE] async for line in lines], LINES))
-        else:
-            found = await _around(log, at)
-    except ApiError as error:
+        async with asyncio.timeout(LOG_SECONDS):
+            if ends or at is None:
+                async with aclosing(log) as lines:
+                    found = list(deque([line[:_LONGEST_LINE] async for line in lines], LINES))
+            else:
+                found = await _around(log, at)
+    except TimeoutError:
+        return _without(failed, f"Reading its log took more than {LOG_SECONDS:.0f} s.")
+    except (ApiError, ClusterUnreachableError) as error:
         return _without(failed, f"Its log cannot be read: {error}.")
     if not found:
         return _without(failed, "Its node does not have the log of that time any more.")

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from megatron_operator.api import json_documents
@@ -19,7 +19,7 @@ from megatron_operator.manifests.job_backends import node_rank
 from megatron_operator.sdk.connection import RETRY_DELAYS, SILENCE, WATCH_SECONDS, AsyncConnection
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.sdk.losses import loss_points
-from megatron_operator.ui.failure_log import FailureLog, read_failure_log
+from megatron_operator.ui.failure_log import LOG_SECONDS, FailureLog, read_failure_log
 from megatron_operator.ui.history import MemoryRecorder, Recorder, RunHistory, key_of
 from megatron_operator.ui.points import Point, measured_memory, points_of_log
 
@@ -28,11 +28,13 @@ LOG_LINES: Final = 20_000
 """Newest lines of a log that are read for the charts."""
 LOG_REMEMBERED: Final = 20.0
 """Seconds for which what was read of a run's logs is shown again."""
-_LOG_SECONDS: Final = 15.0
+_LOGS_SECONDS: Final = 15.0
+"""In which the pods and the logs of a run are read, the wait for other runs included."""
 _LOG_BYTES: Final = 16 << 20
 """Of a log at most: lines may be as long as a program likes."""
 _LONGEST_LINE: Final = 2000
 _LOGS_AT_ONCE: Final = 4
+_UNREADABLE: Final = (TimeoutError, ApiError, ClusterUnreachableError)
 _logger = logging.getLogger(__name__)
 
 
@@ -198,34 +200,49 @@ class WatchedRuns:
 
     async def _read_logs(self, recipe: Object) -> RunLogs:
         try:
-            async with asyncio.timeout(_LOG_SECONDS), self._slots:
+            async with asyncio.timeout(_LOGS_SECONDS), self._slots:
                 return await self._logs_of(recipe)
-        except TimeoutError:
-            return RunLogs(problem=f"reading the log took more than {_LOG_SECONDS:.0f} s")
-        except ApiError as error:
-            if error.status == 403:
-                return RunLogs(problem="this page has no right to read logs (chart value ui.logs)")
-            return RunLogs(problem=f"the log cannot be read: {error}")
-        except ClusterUnreachableError as error:
-            return RunLogs(problem=str(error))
+        except _UNREADABLE as error:
+            return RunLogs(problem=_problem(error, _LOGS_SECONDS))
 
     async def _logs_of(self, recipe: Object) -> RunLogs:
-        namespace, _ = key_of(recipe)
         pods = await self.pods(recipe)
         if not pods:
             return RunLogs(problem="the run has no pods, whose logs could be read")
+        # Neither waits for the other: the log of one pod may be missing, and its node lost.
+        course, failure = await asyncio.gather(self._course(recipe, pods), self._failure(recipe, pods))
+        return replace(course, failure=failure)
+
+    async def _course(self, recipe: Object, pods: Sequence[Object]) -> RunLogs:
+        """What the last pod's log has."""
+        namespace, _ = key_of(recipe)
         last = max(pods, key=node_rank)["metadata"]["name"]
         log = self._connection.log(namespace, last, tail=LOG_LINES, timestamps=True, limit_bytes=_LOG_BYTES)
-        async with aclosing(log) as found:
-            lines = [line[:_LONGEST_LINE] async for line in found]
-        status = read_status(recipe.get("status"))[0]
-        failed = first_failed_pod(recipe, pods)
-        failure = None
-        if failed is not None and (status.phase == "Failed" or failed.time is not None):
-            failure = await read_failure_log(self._connection, namespace, failed)
+        try:
+            async with asyncio.timeout(LOG_SECONDS), aclosing(log) as found:
+                lines = [line[:_LONGEST_LINE] async for line in found]
+        except _UNREADABLE as error:
+            return RunLogs(problem=_problem(error, LOG_SECONDS))
         # In a thread: the pages of others are answered meanwhile.
-        points, memory = await asyncio.to_thread(_read, lines, status.plan)
-        return RunLogs(points, memory, failure)
+        points, memory = await asyncio.to_thread(_read, lines, read_status(recipe.get("status"))[0].plan)
+        return RunLogs(points, memory)
+
+    async def _failure(self, recipe: Object, pods: Sequence[Object]) -> FailureLog | None:
+        """The log of the pod that failed first."""
+        failed = first_failed_pod(recipe, pods)
+        has_failed = read_status(recipe.get("status"))[0].phase == "Failed"
+        if failed is None or (failed.time is None and not has_failed):
+            return None
+        return await read_failure_log(self._connection, key_of(recipe)[0], failed)
+
+
+def _problem(error: Exception, seconds: float) -> str:
+    """Why logs could not be read, for which there were so many seconds."""
+    if isinstance(error, TimeoutError):
+        return f"reading the log took more than {seconds:.0f} s"
+    if isinstance(error, ApiError) and error.status == 403:
+        return "this page has no right to read logs (chart value ui.logs)"
+    return f"the log cannot be read: {error}" if isinstance(error, ApiError) else str(error)
 
 
 def _read(lines: Sequence[str], plan: Plan | None) -> tuple[tuple[Point, ...], int | None]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from megatron_operator.sdk import AsyncConnection
 from megatron_operator.ui.failure_log import LINES
 from megatron_operator.ui.runs import RunLogs, WatchedRuns
@@ -46,7 +47,7 @@ async def test_a_rank_that_was_restarted_in_its_pod_shows_its_failure_and_not_wh
     assert len(found.text.splitlines()) == LINES + 1
     assert found.part == "Its log around 2026-01-02T03:11:09Z."
     assert found.why == "uncorrectable ECC error on GPU 1 (2026-01-02T03:11:09Z)"
-    query = api.requests[-1][2]
+    [query] = [query for _, _, query in api.requests if "sinceTime" in query]
     assert query["sinceTime"] == "2026-01-02T03:10:09Z"
     assert int(query["limitBytes"]) <= 16 << 20
 
@@ -103,6 +104,54 @@ async def test_a_previous_log_that_cannot_be_read_does_not_cost_the_charts(
     assert found.problem is None
     assert found.failure is not None
     assert found.failure.part.startswith("Its log cannot be read: 400")
+
+
+async def failed_master(api: ApiStandIn, kubeconfig: Path) -> RunLogs:
+    """What the page reads of a run whose master ended with an error, and whose other pod is worker-2."""
+    recipe = training_run("run")
+    recipe["status"]["recovery"] = {"restarts": 0}
+    api.pods = [pod("master", born=EARLY, state=ended(INCIDENT)), pod("worker", 2, born=EARLY)]
+    api.logs = {("run-worker-2", False): iterations(LATE, 7, 8)[0], ("run-master-0", False): TRACEBACK}
+    async with AsyncConnection(kubeconfig=kubeconfig) as connection:
+        return await WatchedRuns(connection, ["research"]).logs(recipe)
+
+
+async def test_a_last_pod_that_never_started_does_not_hide_the_pod_that_failed(
+    api: ApiStandIn, kubeconfig: Path
+) -> None:
+    api.lost_logs = {("run-worker-2", False)}
+    found = await failed_master(api, kubeconfig)
+    assert found.problem is not None
+    assert found.problem.startswith("the log cannot be read: 400 BadRequest")
+    assert found.failure is not None
+    assert (found.failure.pod, found.failure.text) == ("run-master-0", TRACEBACK)
+
+
+@pytest.mark.parametrize(
+    ("silent", "iterations_read", "problem", "text"),
+    [
+        ("run-worker-2", [], "reading the log took more than 1 s", TRACEBACK),
+        ("run-master-0", [7], None, None),
+    ],
+)
+async def test_a_node_that_does_not_answer_costs_the_log_of_its_own_pod(
+    silent: str,
+    iterations_read: list[int],
+    problem: str | None,
+    text: str | None,
+    api: ApiStandIn,
+    kubeconfig: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("failure_log", "runs"):
+        monkeypatch.setattr(f"megatron_operator.ui.{module}.LOG_SECONDS", 1.0)
+    api.silent_pods = {silent}
+    found = await failed_master(api, kubeconfig)
+    assert [point.iteration for point in found.points] == iterations_read
+    assert found.problem == problem
+    assert found.failure is not None
+    assert found.failure.text == text
+    assert (found.failure.part == "Reading its log took more than 1 s.") == (text is None)
 
 
 async def test_a_run_without_a_failure_has_no_pod_that_failed_first(
