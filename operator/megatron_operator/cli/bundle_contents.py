@@ -14,7 +14,7 @@ from megatron_operator.api.labels import KIND, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import seconds
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.first_failure import first_failed_pod
-from megatron_operator.cli.kubectl import TRAINER, Kubectl, Object
+from megatron_operator.cli.kubectl import TRAINER, Kubectl, Object, own_pods
 from megatron_operator.lifecycle.object_metadata import event_time, owned_by
 from megatron_operator.manifests.job_backends import backend_of_kind, node_rank
 from megatron_operator.manifests.metadata import object_name
@@ -221,8 +221,7 @@ def _add_logs(
     contents: Contents, kubectl: Kubectl, request: Request, recipe: Object, pods: Sequence[Object]
 ) -> None:
     """Logs of all containers, of the pod that failed first before all others, and of earlier instances."""
-    trainers = _trainers(pods)
-    failed = first_failed_pod(recipe, trainers)
+    failed = first_failed_pod(recipe, own_pods(recipe, _trainers(pods)))
     first = "" if failed is None else failed.pod
     ordered = sorted(pods, key=lambda pod: (pod["metadata"]["name"] != first, pod["metadata"]["name"]))
     for pod in ordered[: request.pods]:

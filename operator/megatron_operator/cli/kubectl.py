@@ -13,6 +13,7 @@ from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api import json_documents
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, LABEL_ROLE, PLURAL
+from megatron_operator.api.times import seconds
 from megatron_operator.cli.errors import CommandError
 
 Object = dict[str, Any]
@@ -67,9 +68,10 @@ class Kubectl:
         selector = f"involvedObject.uid={uid}"
         return self._items(["get", "events", "--field-selector", selector], "events")
 
-    def pods(self, name: str) -> list[Object]:
+    def pods(self, recipe: Object) -> list[Object]:
         """The recipe's trainer pods. Raises CommandError."""
-        return self._items(["get", "pods", "--selector", trainer_selector(name)], "pods")
+        selector = trainer_selector(recipe["metadata"]["name"])
+        return own_pods(recipe, self._items(["get", "pods", "--selector", selector], "pods"))
 
     def version(self) -> Object:
         """`kubectl version`, with the API server's. Raises CommandError if it cannot be reached."""
@@ -137,8 +139,14 @@ class Kubectl:
 
 
 def trainer_selector(name: str) -> str:
-    """Label selector of the trainer pods of a recipe."""
+    """Label selector of the trainer pods of a recipe, and of one of its name that was deleted."""
     return f"{LABEL_RECIPE}={name},{LABEL_ROLE}={TRAINER}"
+
+
+def own_pods(recipe: Object, pods: Sequence[Object]) -> list[Object]:
+    """Those of these pods that are not older than the recipe, as those of a deleted one of its name are."""
+    created = seconds(recipe["metadata"].get("creationTimestamp")) or 0.0
+    return [pod for pod in pods if (seconds(pod["metadata"].get("creationTimestamp")) or created) >= created]
 
 
 def kubectl_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,8 @@ def command(
             f"--max-log-requests={_MAX_LOG_REQUESTS}",
         ]
         raise click.exceptions.Exit(kubectl.logs([*selection, *flags]))
-    recipe, pods = kubectl.recipe(name), kubectl.pods(name)
+    recipe = kubectl.recipe(name)
+    pods = kubectl.pods(recipe)
     found = first_failed_pod(recipe, pods) if rank is None else pod_of_rank(recipe, pods, rank)
     if found is None:
         phase = (recipe.get("status") or {}).get("phase") or "not reconciled yet"

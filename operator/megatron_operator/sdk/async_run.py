@@ -11,7 +11,7 @@ from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.validation import parse_recipe
 from megatron_operator.cli.first_failure import first_failed_pod, pod_of_rank
-from megatron_operator.cli.kubectl import trainer_selector
+from megatron_operator.cli.kubectl import own_pods, trainer_selector
 from megatron_operator.cli.run_status import is_outdated, is_over
 from megatron_operator.cli.timeline import incident_cost, timeline
 from megatron_operator.controller.api_client import ApiError
@@ -303,7 +303,8 @@ class AsyncRun:
     async def _pods(self) -> "builtins.list[Object]":
         await self.refresh()
         async with self._connection.client() as api:
-            pods = await api.find(PODS, self.namespace, labels=trainer_selector(self.name))
+            found = await api.find(PODS, self.namespace, labels=trainer_selector(self.name))
+        pods = own_pods(self._resource, found)
         if not pods:
             raise LogUnavailableError(
                 self.namespace, self.name, f"has no pods (phase {self.phase}); see history()"

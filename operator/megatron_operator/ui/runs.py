@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from megatron_operator.api import json_documents
 from megatron_operator.api.status import Plan
 from megatron_operator.cli.first_failure import first_failed_pod
-from megatron_operator.cli.kubectl import trainer_selector
+from megatron_operator.cli.kubectl import own_pods, trainer_selector
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import PODS, RECIPES
 from megatron_operator.lifecycle.status_reading import read_status
@@ -115,7 +115,8 @@ class WatchedRuns:
         self._problems: dict[str | None, str] = dict.fromkeys(self._namespaces, self.problem)
         self._recipes: dict[tuple[str, str], Object] = {}
         self._recorder = recorder or MemoryRecorder()
-        self._logs: dict[tuple[str, str], tuple[float, asyncio.Task[RunLogs]]] = {}
+        self._logs: dict[str, tuple[float, asyncio.Task[RunLogs]]] = {}
+        """By UID."""
         self._slots = asyncio.Semaphore(_LOGS_AT_ONCE)
 
     def all(self) -> list[Object]:
@@ -134,11 +135,11 @@ class WatchedRuns:
         """Its trainer pods."""
         namespace, name = key_of(recipe)
         async with self._connection.client() as api:
-            return await api.find(PODS, namespace, labels=trainer_selector(name))
+            return own_pods(recipe, await api.find(PODS, namespace, labels=trainer_selector(name)))
 
     async def logs(self, recipe: Object) -> RunLogs:
         """What its logs have, read at most once in LOG_REMEMBERED seconds whoever asks."""
-        key, now = key_of(recipe), time.monotonic()
+        key, now = str(recipe["metadata"].get("uid")), time.monotonic()
         self._logs = {each: known for each, known in self._logs.items() if now < known[0]}
         if key not in self._logs:
             self._logs[key] = (now + LOG_REMEMBERED, asyncio.create_task(self._read_logs(recipe)))

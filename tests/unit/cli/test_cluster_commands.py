@@ -216,6 +216,12 @@ def test_a_run_without_pods_refers_to_its_history(kubectl: FakeKubectl) -> None:
     assert "recipe run: has no pods (Training); see megatron history run" in result.stderr
 
 
+def test_pods_of_a_deleted_recipe_of_the_name_are_not_those_of_the_run(kubectl: FakeKubectl) -> None:
+    metadata = RECIPE["metadata"] | {"creationTimestamp": "2026-01-01T10:30:00Z"}
+    kubectl.answer(recipe=RECIPE | {"metadata": metadata})
+    assert "recipe run: has no pods (Training)" in megatron("logs", "run").stderr
+
+
 @pytest.mark.usefixtures("kubectl")
 def test_a_rank_without_a_pod_is_an_error() -> None:
     assert "has no pod of rank 99" in megatron("logs", "run", "--rank", "99").stderr

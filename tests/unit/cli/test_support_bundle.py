@@ -233,6 +233,17 @@ def test_a_traceback_belongs_to_the_record_above_it() -> None:
     assert lines_about(log, "a/run") == "2026-01-01 a/run: failed\nTraceback\n  File\n"
 
 
+def test_the_log_that_is_never_left_out_is_not_that_of_a_deleted_recipe_of_the_name() -> None:
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T10:00:05Z"}
+    status = {"containerStatuses": [{"name": "pytorch", "state": {"terminated": ended}}]}
+    old = PODS["items"][1]["metadata"] | {"creationTimestamp": "2026-01-01T09:00:00Z"}
+    Path("pods").write_text(
+        json.dumps({"items": [PODS["items"][0], PODS["items"][1] | {"metadata": old, "status": status}]})
+    )
+    bundle("--pods", "1")
+    assert "logs/run-worker-0.log" in texts()
+
+
 def test_pods_beyond_the_limit_are_counted() -> None:
     assert "not read: logs: 1 pods left out, raise --pods: run-worker-1 ..." in bundle("--pods", "1").stdout
 

@@ -338,6 +338,14 @@ def test_logs_are_those_of_the_pod_that_failed_first(run: Run, api: ApiStandIn) 
         run.logs(rank=9)
 
 
+def test_logs_are_not_those_of_a_deleted_run_of_the_name(run: Run, api: ApiStandIn) -> None:
+    older = pod("master", 0)
+    older["metadata"]["creationTimestamp"] = "2026-01-01T09:59:59Z"
+    api.pods, api.logs = [older], {("tiny-master-0", False): "of the deleted one\n"}
+    with pytest.raises(LogUnavailableError, match="has no pods"):
+        run.logs()
+
+
 def test_a_log_that_is_followed_may_be_silent_for_longer_than_a_watch(
     run: Run, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

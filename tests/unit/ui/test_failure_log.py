@@ -116,6 +116,17 @@ async def failed_master(api: ApiStandIn, kubeconfig: Path) -> RunLogs:
         return await WatchedRuns(connection, ["research"]).logs(recipe)
 
 
+async def test_pods_of_a_deleted_run_of_the_name_are_not_read(api: ApiStandIn, kubeconfig: Path) -> None:
+    before, now = training_run("run"), training_run("run")
+    now["metadata"] |= {"uid": "another", "creationTimestamp": LATE}
+    api.pods = [pod("master", born=EARLY, state=ended(INCIDENT))]
+    api.logs = {("run-master-0", False): TRACEBACK}
+    async with AsyncConnection(kubeconfig=kubeconfig) as connection:
+        runs = WatchedRuns(connection, ["research"])
+        assert (await runs.logs(before)).failure is not None
+        assert (await runs.logs(now)).problem == "the run has no pods, whose logs could be read"
+
+
 async def test_a_last_pod_that_never_started_does_not_hide_the_pod_that_failed(
     api: ApiStandIn, kubeconfig: Path
 ) -> None:
