@@ -56,6 +56,8 @@ class ApiStandIn:
         """The status that a recipe gets when it is created."""
         self.aborting = False
         """Whether the connection of every list and watch is broken."""
+        self.broken_watches = 0
+        """How many of the next watches lose their connection at once."""
         self.expired = False
         """Whether the next watch is refused because its version is too old."""
         self.url = ""
@@ -191,6 +193,9 @@ class ApiStandIn:
         response = web.StreamResponse()
         await response.prepare(request)
         since = int(request.query["resourceVersion"])
+        if self.broken_watches:
+            self.broken_watches -= 1
+            _break_connection(request)
         if self.expired:
             self.expired = False
             await _send(response, "ERROR", {"code": 410, "reason": "Expired", "message": "too old"})

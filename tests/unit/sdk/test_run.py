@@ -284,6 +284,28 @@ def test_an_api_server_that_stays_away_is_reported(
         run.wait()
 
 
+def test_watches_that_break_do_not_end_a_wait_while_the_api_server_responds(
+    run: Run, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_operator.sdk.connection.RETRY_DELAYS", (0.0, 0.0))
+    api.broken_watches = 5
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            run.wait(timeout=30)
+        except ClusterUnreachableError as error:
+            errors.append(error)
+
+    waiting = in_background(wait)
+    while waiting.is_alive() and api.broken_watches:
+        waiting.join(0.01)
+    assert errors == []
+    api.set_status("tiny", phase="Succeeded")
+    waiting.join()
+    assert run.phase == "Succeeded"
+
+
 def test_stream_yields_each_change_of_the_progress_until_the_end(run: Run, api: ApiStandIn) -> None:
     api.set_status("tiny", phase="Training", progress={"iteration": 10, "trainIters": 20, "lmLoss": 2.5})
     readings = iter(run.stream())
