@@ -44,6 +44,8 @@ class ApiStandIn:
         """(user, verb, resource with its subresource, namespace) that SubjectAccessReviews allow."""
         self.lost_logs: set[tuple[str, bool]] = set()
         """Those that the kubelet does not have any more."""
+        self.refusal = ""
+        """Why a merge patch of a recipe is invalid; empty where it is not."""
         self.silent_pods: set[str] = set()
         """Those whose node does not answer when their log is asked for."""
         self.forbids_logs = False
@@ -232,6 +234,10 @@ class ApiStandIn:
         if request.content_type == "application/merge-patch+json":
             if before is None:
                 return _error(404, "NotFound", "recipe not found")
+            if self.refusal:
+                return _error(422, "Invalid", self.refusal)
+            if body["metadata"]["uid"] != before["metadata"]["uid"]:
+                return _error(422, "Invalid", "metadata.uid: Invalid value: field is immutable")
             spec = before["spec"] | body["spec"]
             return web.json_response(await self._change("MODIFIED", before | {"spec": spec}))
         owner = manager if before is None else before["metadata"]["managedFields"][0]["manager"]

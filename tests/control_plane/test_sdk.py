@@ -5,7 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from localcluster import Cluster
-from megatron_operator.sdk import ApplyConflictError, Connection, Recipe, Run, RunFailedError
+from megatron_operator.sdk import (
+    ApplyConflictError,
+    Connection,
+    Recipe,
+    Run,
+    RunFailedError,
+    RunNotFoundError,
+)
 
 from testkit.waiting import LONG_DEADLINE
 from tests.control_plane.world import World
@@ -61,6 +68,21 @@ def test_apply_removes_what_it_set_before_and_leaves_what_others_set(
     with pytest.raises(ApplyConflictError, match=r"\.spec\.recovery\.maxRestarts.*force=True"):
         Run.apply(changed, connection)
     assert Run.apply(changed, connection, force=True).resource["spec"]["recovery"]["maxRestarts"] == 5
+
+
+def test_a_run_does_not_change_the_one_that_was_re_created_under_its_name(
+    world: World, connection: Connection
+) -> None:
+    run = Run.apply(recipe("run", suspend=True), connection)
+    run.delete()
+    world.wait_for_only("MegatronRecipe")
+    again = Run.apply(recipe("run", suspend=True), connection)
+    with pytest.raises(RunNotFoundError):
+        run.wait(timeout=LONG_DEADLINE)
+    with pytest.raises(RunNotFoundError):
+        run.resume()
+    assert again.refresh().resource["spec"]["suspend"] is True
+    assert again.resume().resource["spec"]["suspend"] is False
 
 
 def test_a_refused_run_is_raised_with_the_operators_message(connection: Connection) -> None:

@@ -42,6 +42,7 @@ _COURSE: Final = (
     *(Phase.TRAINING, Phase.EVALUATING, Phase.EXPORTING, Phase.SUCCEEDED),
 )
 """Phases of a run without trouble, in order: a later one is past all earlier ones."""
+_REPLACED: Final = "was deleted, and its name is that of another recipe"
 _WAITING: Final = frozenset({Phase.PENDING, Phase.QUEUED})
 """Phases that a run may be in again and again, so that no later one is past them."""
 
@@ -50,7 +51,7 @@ class AsyncRun:
     """A MegatronRecipe in a cluster, as it was last read. Make one with `apply`, `get` or `list`.
 
     Every method raises ApiError where the API server refuses a request, ClusterUnreachableError without a
-    connection, and RunNotFoundError where the recipe does not exist.
+    connection, and RunNotFoundError where the recipe does not exist, or another one has its name since.
     """
 
     def __init__(self, resource: Object, connection: AsyncConnection) -> None:
@@ -138,7 +139,10 @@ class AsyncRun:
 
     async def refresh(self) -> "AsyncRun":
         """Read the recipe again; returns the same run."""
-        self._resource = await _read(self._connection, self.namespace, self.name)
+        found = await _read(self._connection, self.namespace, self.name)
+        if not self._is_same(found):
+            raise RunNotFoundError(self.namespace, self.name, _REPLACED)
+        self._resource = found
         return self
 
     async def wait(
@@ -264,21 +268,28 @@ class AsyncRun:
     async def _patch(self, spec: Object) -> "AsyncRun":
         async with self._connection.client() as api:
             try:
-                self._resource = await api.patch_spec(self.namespace, self.name, spec, FIELD_MANAGER)
+                self._resource = await api.patch_spec(self._resource, spec, FIELD_MANAGER)
             except ApiError as error:
-                if not error.not_found:
-                    raise
-                raise RunNotFoundError(self.namespace, self.name, "does not exist") from None
+                if error.not_found:
+                    raise RunNotFoundError(self.namespace, self.name, "does not exist") from None
+                if error.status == 422:
+                    # Of a wrong value, or of the UID, which is that of another recipe: then this raises.
+                    await self.refresh()
+                raise
         return self
 
     async def _changes(self) -> AsyncGenerator[None]:
         """Yield after each change of the recipe, until it is deleted."""
         async with aclosing(self._connection.changes(self.namespace, self.name)) as changes:
             async for resource in changes:
-                if resource is None:
+                if resource is None or not self._is_same(resource):
                     return
                 self._resource = resource
                 yield
+
+    def _is_same(self, resource: Object) -> bool:
+        """Whether this is the run's own recipe, and not a later one of its name."""
+        return bool(resource["metadata"]["uid"] == self._resource["metadata"]["uid"])
 
     def _has_reached(self, goal: Phase | Condition) -> bool:
         if isinstance(goal, Condition):

@@ -53,10 +53,12 @@ class SdkClient(ApiClient):
         stored = {**body, "apiVersion": STORED_API_VERSION}
         return await self._request("PATCH", path, query, stored, "application/apply-patch+yaml")
 
-    async def patch_spec(self, namespace: str, name: str, spec: Object, manager: str) -> Object:
-        """JSON merge patch of a recipe's spec."""
-        path, query = RECIPES.path(namespace, name), {"fieldManager": manager}
-        return await self._request("PATCH", path, query, {"spec": spec}, "application/merge-patch+json")
+    async def patch_spec(self, recipe: Object, spec: Object, manager: str) -> Object:
+        """JSON merge patch of a recipe's spec; refused (422) where another recipe has its name."""
+        metadata, query = recipe["metadata"], {"fieldManager": manager}
+        path = RECIPES.path(metadata["namespace"], metadata["name"])
+        patch = {"metadata": {"uid": metadata["uid"]}, "spec": spec}
+        return await self._request("PATCH", path, query, patch, "application/merge-patch+json")
 
     async def recipes_named(self, namespace: str, name: str) -> Object:
         """The list of the recipe of this name, whose resourceVersion a watch can start at."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.sdk import (
+    ApiError,
     ApplyConflictError,
     AsyncConnection,
     AsyncRun,
@@ -407,10 +408,39 @@ def test_suspend_resume_and_delete(run: Run, api: ApiStandIn) -> None:
         run.suspend()
 
 
-def test_a_recipe_that_was_re_created_under_the_name_is_not_deleted(run: Run, api: ApiStandIn) -> None:
-    api.recipes["research", "tiny"]["metadata"]["uid"] = "another"
+def re_create(run: Run, api: ApiStandIn) -> None:
+    """Delete the run's recipe, and create another of its name."""
+    again = run.resource | {"metadata": run.resource["metadata"] | {"uid": "another"}}
+    api.remove(run.name)
+    api.recipes[run.namespace, run.name] = again
+
+
+def test_a_recipe_that_was_re_created_under_the_name_is_neither_deleted_nor_changed(
+    run: Run, api: ApiStandIn
+) -> None:
+    re_create(run, api)
     run.delete()
-    assert ("research", "tiny") in api.recipes
+    with pytest.raises(RunNotFoundError, match="was deleted, and its name is that of another recipe"):
+        run.suspend()
+    assert "suspend" not in api.recipes["research", "tiny"]["spec"]
+
+
+def test_a_run_does_not_become_the_one_that_was_re_created_under_its_name(run: Run, api: ApiStandIn) -> None:
+    re_create(run, api)
+    api.set_status("tiny", phase="Succeeded")
+    with pytest.raises(RunNotFoundError, match="was deleted, and its name"):
+        run.refresh()
+    with pytest.raises(RunNotFoundError, match="was deleted before it was Succeeded"):
+        run.wait()
+    with pytest.raises(RunNotFoundError, match="was deleted"):
+        list(run.stream())
+    assert (run.resource["metadata"]["uid"], run.phase) == ("uid-tiny", None)
+
+
+def test_a_patch_that_is_refused_for_another_reason_keeps_its_message(run: Run, api: ApiStandIn) -> None:
+    api.refusal = "spec.suspend: the policy of this namespace forbids it"
+    with pytest.raises(ApiError, match="the policy of this namespace forbids it"):
+        run.suspend()
 
 
 def test_the_default_connection_is_that_of_the_kubeconfig(
