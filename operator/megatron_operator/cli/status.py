@@ -1,12 +1,19 @@
 """`megatron status`: where a run is, in a few lines."""
 
+import contextlib
 import time
 from collections.abc import Callable
 
 import click
 
 from megatron_operator.cli import printing
-from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
+from megatron_operator.cli.errors import CommandError
+from megatron_operator.cli.kubectl import Kubectl, Object, complete_run, kubectl_options
+
+PATIENCE = 120.0
+"""Seconds for which --watch goes on without an answer, as the SDK does."""
+_FINAL = ("(NotFound)", "(Forbidden)")
+"""How messages of the API server begin after which the next answer is the same."""
 
 
 @click.command("status")
@@ -31,26 +38,46 @@ def command(name: str, watch: bool, kubectl: Kubectl, output: str) -> None:
         metadata = {key: recipe["metadata"].get(key) for key in ("name", "namespace")}
         printing.print_data(metadata | (recipe.get("status") or {}), output)
         return
-    _show(lambda: kubectl.recipe(name), watch=watch)
+    if not watch:
+        _show(kubectl.recipe(name))
+        return
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end of --watch
+        _watch(lambda: kubectl.recipe(name))
 
 
-def _show(read: Callable[[], dict[str, object]], *, watch: bool) -> None:
-    from megatron_operator.cli.run_status import INTERVAL, is_outdated, is_over, status_lines
+def _watch(read: Callable[[], Object]) -> None:
+    """Show the run at each change until it is over. Raises CommandError."""
+    from megatron_operator.cli import run_status
+
+    recipe = read()
+    _show(recipe)
+    while run_status.is_outdated(recipe) or not run_status.is_over(recipe):
+        time.sleep(run_status.INTERVAL)
+        newer = _read_again(read, run_status.INTERVAL)
+        if newer.get("status") != recipe.get("status"):
+            click.echo()
+            _show(newer)
+        recipe = newer
+
+
+def _read_again(read: Callable[[], Object], interval: float) -> Object:
+    """The recipe, as soon as it can be read. Raises CommandError where it is gone, and after PATIENCE."""
+    deadline, is_reported = time.monotonic() + PATIENCE, False
+    while True:
+        try:
+            return read()
+        except CommandError as error:
+            if error.errors[0].message.startswith(_FINAL) or time.monotonic() > deadline:
+                raise
+            if not is_reported:
+                click.echo(f"{error} (tried again for {PATIENCE:.0f} s)", err=True)
+                is_reported = True
+            time.sleep(interval)
+
+
+def _show(recipe: Object) -> None:
+    from megatron_operator.cli.run_status import status_lines
     from megatron_operator.cli.tables import output_width
 
-    shown = None
-    while True:
-        recipe = read()
-        status = recipe.get("status") or {}
-        if status != shown:
-            if shown is not None:
-                click.echo()
-            for line in status_lines(recipe, time.time(), output_width()):
-                click.echo(line)
-            shown = status
-        if not watch or (is_over(recipe) and not is_outdated(recipe)):
-            return
-        try:
-            time.sleep(INTERVAL)
-        except KeyboardInterrupt:  # the usual end of --watch
-            return
+    for line in status_lines(recipe, time.time(), output_width()):
+        click.echo(line)

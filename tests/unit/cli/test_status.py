@@ -156,6 +156,8 @@ KUBECTL = """#!/bin/sh
 echo "$@" >> {folder}/calls
 n=$(wc -l < {folder}/calls)
 cat {folder}/answer.$n 2>/dev/null && exit 0
+[ -f {folder}/interrupt.$n ] && kill -INT $PPID && exit 1
+cat {folder}/failure.$n >&2 2>/dev/null && exit 1
 echo 'Error from server (NotFound): megatronrecipes "run" not found' >&2
 exit 1
 """
@@ -216,6 +218,50 @@ def test_watch_goes_on_until_the_newest_edit_of_a_run_that_had_ended_is_observed
     result = megatron("status", "run", "--watch")
     assert result.exit_code == 0
     assert result.stdout.count("phase       ") == 3
+
+
+@pytest.fixture
+def watching(answers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a fake kubectl whose first answer is a run that trains; its second request fails."""
+    monkeypatch.setattr("megatron_operator.cli.run_status.INTERVAL", 0.0)
+    answer(answers, TRAINING)
+    (answers / "failure.2").write_text("The connection to the server 10.0.0.1:6443 was refused\n")
+    return answers
+
+
+def test_watch_goes_on_after_requests_that_fail_and_reports_the_first(watching: Path) -> None:
+    (watching / "failure.3").write_text("error: unexpected EOF\n")
+    ended = {"metadata": METADATA, "status": TRAINING | {"phase": "Succeeded"}}
+    (watching / "answer.4").write_text(json.dumps(ended))
+    result = megatron("status", "run", "--watch")
+    assert result.exit_code == 0
+    assert result.stdout.count("phase       ") == 2
+    [reported] = result.stderr.splitlines()
+    assert reported.startswith("recipe run: The connection to the server 10.0.0.1:6443 was refused; ")
+    assert reported.endswith(" (tried again for 120 s)")
+
+
+def test_watch_ends_with_the_error_where_nothing_answers(
+    watching: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_operator.cli.status.PATIENCE", -1.0)
+    result = megatron("status", "run", "--watch")
+    assert result.exit_code == 2
+    assert "The connection to the server 10.0.0.1:6443 was refused" in result.stderr
+    assert len((watching / "calls").read_text().splitlines()) == 2
+
+
+def test_watch_ends_with_the_deletion_of_the_recipe(watching: Path) -> None:
+    result = megatron("status", "run", "--watch")
+    assert result.exit_code == 2
+    assert '(NotFound): megatronrecipes "run" not found' in result.stderr
+    assert len((watching / "calls").read_text().splitlines()) == 3
+
+
+def test_an_interrupt_during_a_request_ends_a_watch_as_one_between_two_does(watching: Path) -> None:
+    (watching / "interrupt.2").touch()
+    result = megatron("status", "run", "--watch")
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 @pytest.mark.usefixtures("answers")
