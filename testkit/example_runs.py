@@ -69,6 +69,10 @@ class ExampleRuns:
         """One recipe."""
         return self.recipes.get((namespace, name))
 
+    def problem_of(self, namespace: str) -> str | None:  # noqa: ARG002
+        """As `problem`."""
+        return self.problem
+
     async def history(self, recipe: Object) -> RunHistory:  # noqa: ARG002
         """None: the log has all points."""
         return RunHistory()

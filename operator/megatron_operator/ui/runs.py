@@ -63,6 +63,9 @@ class Runs(Protocol):
     def get(self, namespace: str, name: str) -> Object | None:
         """One recipe."""
 
+    def problem_of(self, namespace: str) -> str | None:
+        """Why runs of a namespace may be missing; None where all are known, or none are to be."""
+
     async def history(self, recipe: Object) -> RunHistory:
         """What is known of its past."""
 
@@ -83,6 +86,10 @@ class NoRuns:
         return []
 
     def get(self, namespace: str, name: str) -> Object | None:  # noqa: ARG002
+        """None."""
+        return None
+
+    def problem_of(self, namespace: str) -> str | None:  # noqa: ARG002
         """None."""
         return None
 
@@ -126,6 +133,10 @@ class WatchedRuns:
     def get(self, namespace: str, name: str) -> Object | None:
         """One recipe."""
         return self._recipes.get((namespace, name))
+
+    def problem_of(self, namespace: str) -> str | None:
+        """Why its runs may be missing: the list has not been read, or the watch is lost."""
+        return self._problems.get(namespace) or self._problems.get(None) or None
 
     async def history(self, recipe: Object) -> RunHistory:
         """What the recorder has of its past."""

@@ -132,16 +132,21 @@ class ShownRuns:
         """A run of the cluster that the viewer may get, or a deleted one of a namespace that they may list.
 
         With a UID that run, else the one that exists or was deleted last. Whether it exists is checked
-        last: that is no secret to them. Raises HTTPException 403, 404.
+        last: that is no secret to them. Raises HTTPException 403, 404, and 503 where it is not known.
         """
-        found = self._runs.get(namespace, name)
+        found, problem = self._runs.get(namespace, name), self._runs.problem_of(namespace)
         if found is None or uid not in ("", str(found["metadata"].get("uid"))):
             found = None
-            if self._archive is not None and await self._access.allows(viewer, see_runs(namespace)):
-                archived = await self._archive.run(namespace, name, uid)
+            # Without a UID, a deleted one only where it is known that none of its name exists.
+            archive = self._archive if uid or problem is None else None
+            if archive is not None and await self._access.allows(viewer, see_runs(namespace)):
+                archived = await archive.run(namespace, name, uid)
                 if archived is not None:
                     return ShownRun(archived.recipe, archived)
         await self._require(viewer, see_run(namespace, name))
+        if found is None and problem is not None:
+            text = f"Whether there is a run {namespace}/{name} is not known: {problem.rstrip('.')}."
+            raise HTTPException(503, text)
         if found is None:
             raise HTTPException(404, f"There is no run {namespace}/{name}.")
         return ShownRun(found)

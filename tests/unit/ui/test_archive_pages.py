@@ -125,6 +125,15 @@ def test_a_run_that_exists_goes_before_a_deleted_one_of_its_name(page: TestClien
     assert page.get(f"{DELETED}?uid=unknown").status_code == 404
 
 
+def test_a_deleted_run_does_not_stand_for_one_of_its_name_that_may_exist(
+    page: TestClient, runs: ExampleRuns
+) -> None:
+    runs.problem = "the runs have not been read yet"
+    assert page.get(DELETED).status_code == 503
+    uid = training_run("gone")["metadata"]["uid"]
+    assert '<span class="badge">deleted</span>' in text_of(page, f"{DELETED}?uid={uid}")
+
+
 def test_a_deleted_run_is_compared_with_one_that_exists(page: TestClient) -> None:
     text = text_of(page, "/compare?a=research/llama3-8b-web&b=research/gone@research-gone")
     assert text.count('class="line-0"') == text.count('class="line-1"') == 4

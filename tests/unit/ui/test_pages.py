@@ -374,3 +374,14 @@ def test_the_page_answers_no_method_that_could_change_something(page: TestClient
 def test_runs_that_are_outdated_have_a_warning(page: TestClient, runs: ExampleRuns) -> None:
     runs.problem = "403 Forbidden: cannot list"
     assert "may be outdated: 403 Forbidden: cannot list" in text_of(page, "/")
+
+
+def test_a_run_that_is_not_in_an_incomplete_list_is_not_reported_as_missing(
+    page: TestClient, runs: ExampleRuns
+) -> None:
+    assert page.get("/runs/research/new").status_code == 404
+    runs.problem = "the API server does not respond"
+    answer = page.get("/runs/research/new")
+    text = "Whether there is a run research/new is not known: the API server does not respond."
+    assert (answer.status_code, text in answer.text) == (503, True)
+    assert page.get(RUN).status_code == 200

@@ -118,8 +118,11 @@ async def test_an_expired_version_lists_again(watched: WatchedRuns, api: ApiStan
 async def test_a_page_of_one_namespace_watches_only_that(run: Run, kubeconfig: Path, api: ApiStandIn) -> None:
     async with AsyncConnection(kubeconfig=kubeconfig) as connection:
         runs = WatchedRuns(connection, ["research"])
+        assert runs.problem_of("research") == "the runs have not been read yet"
+        assert runs.problem_of("teaching") is None
         task = asyncio.create_task(runs.follow())
         await until(lambda: runs.get(run.namespace, run.name) is not None)
+        await until(lambda: runs.problem_of("research") is None)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     paths = {path for method, path, _ in api.requests if method == "GET"}
