@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from testkit.chromium import Tab
 from testkit.example_archive import DELETED, example_archive
 from testkit.example_journals import write_run
-from testkit.example_runs import NOW, example_runs
+from testkit.example_runs import NOW, ExampleRuns, example_runs, training_run
 
 RUN: Final = "/runs/research/llama3-8b-web"
 COMPARED: Final = ("research/llama3-8b-web", "teaching/llama3-8b-code")
@@ -77,6 +77,7 @@ class Served:
     """The page of the example runs, which are signed in."""
 
     url: str
+    runs: ExampleRuns
     journals: tuple[str, ...]
     """Paths of the pages of the runs that are read from volumes."""
 
@@ -95,7 +96,7 @@ async def served() -> AsyncIterator[Served]:
         serving = asyncio.create_task(web.serve([listening]))
         try:
             paths = [f"/journals/{each.uid}" for each in (await journals.runs("", 0, 100)).runs]
-            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", tuple(paths))
+            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", runs, tuple(paths))
         finally:
             web.should_exit = True
             await serving
@@ -136,6 +137,29 @@ async def keyboard(tab: Tab, url: str) -> list[str]:
     found += [f"{RUN}: {each}" for each in await _chooses_a_rank(tab, url)]
     found += [f"{RUN}: {each}" for each in await _opens_details(tab, url)]
     return found + [f"/compare: {each}" for each in await _compares(tab, url)]
+
+
+async def stays_current(tab: Tab, page: Served) -> list[str]:
+    """Of the open page of a run: parts appear and vanish, and the focus stays in one that is replaced."""
+    recipe = training_run("later")
+    page.runs.recipes["research", "later"] = recipe | {"status": {"phase": "Pending"}}
+    await tab.open(f"{page.url}/runs/research/later", *DESKTOP, dark=False)
+    page.runs.recipes["research", "later"] = recipe
+    found = []
+    for part in ("comparisons", "ranks", "failure-log", "ledger-table"):
+        if not await _comes(tab, f"document.querySelector('#{part} h2') !== null"):
+            found.append(f"{part} does not appear")
+    await tab.evaluate("document.querySelector('#notes summary').focus()")
+    changed = recipe["status"] | {"plan": recipe["status"]["plan"] | {"notes": ["changed"]}}
+    del changed["ledger"]
+    page.runs.recipes["research", "later"] = recipe | {"status": changed}
+    if not await _comes(tab, "document.querySelector('#ledger-table h2') === null"):
+        found.append("ledger-table does not vanish")
+    if not await _comes(tab, "document.querySelector('#notes li').textContent === 'changed'"):
+        found.append("a part with the focus is not replaced")
+    if not await tab.evaluate("document.activeElement.matches('#notes summary')"):
+        found.append("the focus is lost")
+    return found
 
 
 async def _opens_a_run(tab: Tab, url: str) -> list[str]:
@@ -197,6 +221,13 @@ async def _follow(tab: Tab, target: str) -> list[str]:
         await _until(tab, f"location.pathname + location.search === {target!r}")
         return []
     return [f"Enter on {target} does not open it"]
+
+
+async def _comes(tab: Tab, condition: str) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await _until(tab, condition)
+        return True
+    return False
 
 
 async def _until(tab: Tab, condition: str) -> None:

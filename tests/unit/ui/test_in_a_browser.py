@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from testkit.chromium import BrowserMissingError, Tab, chromium
-from testkit.page_checks import PAGES, Served, appearance, keyboard, served
+from testkit.page_checks import PAGES, Served, appearance, keyboard, served, stays_current
 
 
 def in_a_browser(check: Callable[[Tab, Served], Awaitable[list[str]]]) -> list[str]:
@@ -26,3 +26,10 @@ def test_pages_fit_the_window_and_can_be_read_at_desktop_and_phone_width_dark_an
 
 def test_the_keyboard_alone_opens_runs_and_details_chooses_a_rank_and_compares() -> None:
     assert not in_a_browser(lambda tab, page: keyboard(tab, page.url))
+
+
+def test_a_page_that_stays_open_shows_what_appears_and_keeps_the_focus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("megatron_operator.ui.pages.RUN_SECONDS", 1)
+    assert not in_a_browser(stays_current)

@@ -28,7 +28,7 @@ from starlette.testclient import TestClient
 from testkit.example_journals import UID, Start, write_run
 from testkit.example_runs import NOW, ExampleRuns
 from tests.unit.ui.conftest import KEY
-from tests.unit.ui.test_pages import HOSTILE
+from tests.unit.ui.test_pages import HOSTILE, live_parts
 
 
 @pytest.fixture
@@ -127,6 +127,13 @@ def test_the_page_has_the_main_threads_of_a_hang_first_those_of_the_rank_that_wa
     assert "threading.py" not in section, "only main threads"
     assert "hangs/20260101T180255Z-generation-2" in section
     assert 'id="hangs"' not in text_of(page, links(page)[1])
+
+
+def test_a_journal_without_a_hang_has_the_place_for_one(page: TestClient) -> None:
+    with_hang, without = (text_of(page, path) for path in links(page))
+    assert '<h2 id="hangs">' not in without
+    assert "hang-stacks" in live_parts(with_hang)
+    assert live_parts(without) == live_parts(with_hang)
 
 
 def test_stacks_of_hangs_are_few_and_bounded_and_what_cannot_be_read_is_reported(

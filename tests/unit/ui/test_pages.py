@@ -25,6 +25,11 @@ def text_of(page: TestClient, path: str) -> str:
     return response.text
 
 
+def live_parts(text: str) -> list[str]:
+    """Ids of the parts that a page which stays open replaces."""
+    return re.findall(r'id="([^"]+)" data-live', text)
+
+
 def add(runs: ExampleRuns, recipe: dict[str, Any]) -> str:
     namespace, name = recipe["metadata"]["namespace"], recipe["metadata"]["name"]
     runs.recipes[namespace, name] = recipe
@@ -364,6 +369,15 @@ def test_pages_refresh_without_scripts_too_until_that_is_paused(page: TestClient
     assert 'http-equiv="refresh"' not in paused
     assert "<script" not in paused
     assert 'href="/?phase=Training">Resume' in paused
+
+
+def test_what_a_run_does_not_have_yet_has_its_place_on_a_page_that_stays_open(
+    page: TestClient, runs: ExampleRuns
+) -> None:
+    new = training_run("new") | {"status": {"phase": "Pending"}}
+    parts = live_parts(text_of(page, add(runs, new)))
+    assert {"comparisons", "ranks", "failure-log", "ledger-table"} <= set(parts)
+    assert parts == live_parts(text_of(page, RUN))
 
 
 def test_the_page_answers_no_method_that_could_change_something(page: TestClient) -> None:

@@ -1,14 +1,38 @@
-// Replaces the parts of the page that are marked data-live by newer ones; all else, focus included, stays.
+// Replaces the parts of the page that are marked data-live by newer ones; all else stays.
 "use strict";
 (() => {
-  const seconds = Number(document.querySelector('meta[name="refresh-seconds"]').content);
   const state = document.getElementById("refresh-state");
+  const seconds = Number(document.querySelector('meta[name="refresh-seconds"]').content);
+
+  // What an element that takes the focus or scrolls is known by in a newer part.
+  function nameOf(each) {
+    const given = ["id", "href", "aria-label", "aria-labelledby"].map((name) => each.getAttribute(name));
+    return `${each.tagName} ${given.find(Boolean) ?? each.parentElement.id}`;
+  }
+
+  function usable(part) {
+    return [...part.querySelectorAll("a, summary, [tabindex]")];
+  }
+
+  function hasSelection(part) {
+    const selection = getSelection();
+    return !selection.isCollapsed && selection.getRangeAt(0).intersectsNode(part);
+  }
 
   function replace(part, newer) {
-    if (!newer || newer.innerHTML === part.innerHTML || part.contains(document.activeElement)) return;
-    const open = [...part.querySelectorAll("details[open][id]")].map((each) => each.id);
+    for (const each of part.querySelectorAll("details[id]")) {
+      newer.querySelector(`#${CSS.escape(each.id)}`)?.toggleAttribute("open", each.open);
+    }
+    if (newer.innerHTML === part.innerHTML) return;
+    const focused = document.activeElement;
+    const kept = usable(part).filter((each) => each === focused || each.scrollTop || each.scrollLeft)
+      .map((each) => [nameOf(each), each === focused, each.scrollLeft, each.scrollTop]);
     part.innerHTML = newer.innerHTML;
-    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    for (const [name, hadFocus, left, top] of kept) {
+      const each = usable(part).find((other) => nameOf(other) === name);
+      if (hadFocus) each?.focus({ preventScroll: true });
+      each?.scrollTo(left, top);
+    }
   }
 
   async function refresh() {
@@ -17,8 +41,12 @@
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (!answer.ok) throw new Error(`the page answers ${answer.status}`);
       const newer = new DOMParser().parseFromString(await answer.text(), "text/html");
-      for (const part of document.querySelectorAll("[data-live]")) replace(part, newer.getElementById(part.id));
-      state.textContent = "";
+      let note = "";
+      for (const part of document.querySelectorAll("[data-live]")) {
+        if (hasSelection(part)) note = "Parts with selected text are not refreshed.";
+        else replace(part, newer.getElementById(part.id) ?? newer.createElement("div"));
+      }
+      state.textContent = note;
     } catch (error) {
       state.textContent = `Not refreshed: ${error.message}.`;
     }
