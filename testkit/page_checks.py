@@ -162,6 +162,20 @@ async def stays_current(tab: Tab, page: Served) -> list[str]:
     return found
 
 
+async def stops_in_time(tab: Tab, page: Served) -> list[str]:
+    """Of the page of an old journal that takes several requests to read: it refreshes until all is read."""
+    await tab.open(page.url + page.journals[0], *DESKTOP, dark=False)
+    found = []
+    if not await tab.evaluate("document.body.textContent.includes('is read so far')"):
+        found.append("one request reads all")
+    state = "document.getElementById('refresh-state').textContent"
+    if not await _comes(tab, f"{state} === 'This page does not change any more.'"):
+        found.append("it goes on")
+    if await tab.evaluate("document.getElementById('refresh-interval').textContent"):
+        found.append("it states an interval although it has stopped")
+    return found
+
+
 async def _opens_a_run(tab: Tab, url: str) -> list[str]:
     await tab.open(url, *DESKTOP, dark=False)
     target, problem = await _reach(tab, "/runs/", "/journals/")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from testkit.chromium import BrowserMissingError, Tab, chromium
-from testkit.page_checks import PAGES, Served, appearance, keyboard, served, stays_current
+from testkit.page_checks import PAGES, Served, appearance, keyboard, served, stays_current, stops_in_time
 
 
 def in_a_browser(check: Callable[[Tab, Served], Awaitable[list[str]]]) -> list[str]:
@@ -33,3 +33,10 @@ def test_a_page_that_stays_open_shows_what_appears_and_keeps_the_focus(
 ) -> None:
     monkeypatch.setattr("megatron_operator.ui.pages.RUN_SECONDS", 1)
     assert not in_a_browser(stays_current)
+
+
+def test_the_page_of_a_large_journal_refreshes_until_all_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron_operator.ui.journals.READ_SECONDS", 0.0)
+    monkeypatch.setattr("megatron_operator.ui.journal_progress.CHUNK", 32 << 10)
+    monkeypatch.setattr("megatron_operator.ui.journal_pages.READING_SECONDS", 1)
+    assert not in_a_browser(stops_in_time)

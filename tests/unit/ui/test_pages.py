@@ -376,7 +376,7 @@ def test_what_a_run_does_not_have_yet_has_its_place_on_a_page_that_stays_open(
 ) -> None:
     new = training_run("new") | {"status": {"phase": "Pending"}}
     parts = live_parts(text_of(page, add(runs, new)))
-    assert {"comparisons", "ranks", "failure-log", "ledger-table"} <= set(parts)
+    assert {"comparisons", "ranks", "failure-log", "ledger-table", "refresh-interval"} <= set(parts)
     assert parts == live_parts(text_of(page, RUN))
 
 

@@ -1,8 +1,13 @@
-// Replaces the parts of the page that are marked data-live by newer ones; all else stays.
+// Replaces the parts of the page that are marked data-live by newer ones; all else stays. The newest page has
+// the time until the next refresh, or none where it does not change any more.
 "use strict";
 (() => {
   const state = document.getElementById("refresh-state");
-  const seconds = Number(document.querySelector('meta[name="refresh-seconds"]').content);
+  let seconds = secondsOf(document);
+
+  function secondsOf(page) {
+    return Number(page.querySelector('meta[name="refresh-seconds"]')?.content ?? 0);
+  }
 
   // What an element that takes the focus or scrolls is known by in a newer part.
   function nameOf(each) {
@@ -36,9 +41,9 @@
   }
 
   async function refresh() {
-    if (document.hidden) return;
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      const request = { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(60000) };
+      const answer = await fetch(location.href, request);
       if (!answer.ok) throw new Error(`the page answers ${answer.status}`);
       const newer = new DOMParser().parseFromString(await answer.text(), "text/html");
       let note = "";
@@ -46,11 +51,19 @@
         if (hasSelection(part)) note = "Parts with selected text are not refreshed.";
         else replace(part, newer.getElementById(part.id) ?? newer.createElement("div"));
       }
-      state.textContent = note;
+      const next = secondsOf(newer);
+      if (next || !note) seconds = next;
+      state.textContent = seconds ? note : "This page does not change any more.";
     } catch (error) {
       state.textContent = `Not refreshed: ${error.message}.`;
     }
   }
 
-  setInterval(refresh, seconds * 1000);
+  // After the last one: the refreshes of a page that takes long must not pile up.
+  async function follow() {
+    if (!document.hidden) await refresh();
+    if (seconds) setTimeout(follow, seconds * 1000);
+  }
+
+  setTimeout(follow, seconds * 1000);
 })();
