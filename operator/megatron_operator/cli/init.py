@@ -1,5 +1,6 @@
 """`megatron init`: a commented recipe to start from."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -65,8 +66,9 @@ def command(
         _write(file, text, force)
     except (InvalidRecipeError, CommandError) as error:
         printing.exit_with_errors(error.errors, "table")
-    rest = f" --platform {platform}" if platform else ""
-    click.echo(f"wrote {file}; next: megatron plan -f {file}{rest}", err=True)
+    sources = (("--platform", platform), ("--catalog", catalog))
+    given = [word for option, path in sources if path is not None for word in (option, str(path))]
+    click.echo(f"wrote {file}; next: {shlex.join(['megatron', 'plan', '-f', str(file), *given])}", err=True)
 
 
 def _write(file: Path, text: str, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,18 @@ def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     )
     assert megatron("init", "llama3-8b", "-o", str(file), "--force").exit_code == 0
     assert yaml.safe_load(file.read_text())["kind"] == "MegatronRecipe"
+
+
+def test_the_command_that_is_printed_as_the_next_one_is_accepted(tmp_path: Path) -> None:
+    folder = tmp_path / "my files"
+    additional = folder / "catalog"
+    additional.mkdir(parents=True)
+    entry = {"extends": "tiny-gpt", "description": "mine", "source": "mine"}
+    (additional / "mine.yaml").write_text(yaml.safe_dump({"family": "mine", "entries": {"my-model": entry}}))
+    written = megatron("init", "my-model", "--catalog", str(additional), "-o", str(folder / "recipe.yaml"))
+    assert written.exit_code == 0, written.stderr
+    program, *words = shlex.split(written.stderr.partition("next: ")[2])
+    assert (program, megatron(*words).exit_code) == ("megatron", 0)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
