@@ -10,6 +10,7 @@ from megatron_contract.bridge_run import (
     BASE_OF_EXPORT,
     BLEND,
     CHATS,
+    CORPUS_SEED,
     DATA_PATH,
     IMAGE_TEXT,
     MAX_EPOCHS,
@@ -282,6 +283,7 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
         yield "dataset.num_workers", data.num_workers
     if resolved.media:
         yield SOUND_TEXT if resolved.media == "sound" else IMAGE_TEXT, True
+    yield from _order(resolved)
     if data.mock_data:
         yield MOCK_DATA, True
     elif resolved.reads_latents:
@@ -298,13 +300,22 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
             yield BLEND, True
         if data.packing:
             yield PACKED_FOLDER, f"{CHECKPOINT_DIR}/{name}/packed"
-            # Known to the Job that packs; the functions have several.
-            yield SAMPLE_SEED, resolved.training.seed or _SEED
             if (epochs := data.max_epochs or (1 if data.sources else None)) is not None:
                 yield MAX_EPOCHS, epochs
         yield from _files(
             f"{DATA_DIR}/{data.dataset_root}", name, evaluates=resolved.training.eval_iters != 0
         )
+
+
+def _order(resolved: ResolvedRecipe) -> Iterator[tuple[str, Value]]:
+    """The seed of the order of samples. Those of media and latents the trainer reads by `rng.seed`."""
+    data, seed = resolved.data, resolved.training.seed
+    if seed is None and data.packing:
+        # Known to the Job that packs; the functions have several.
+        seed = _SEED
+    if seed is not None and not resolved.media and not resolved.reads_latents:
+        is_text = resolved.fine_tunes and not data.mock_data
+        yield (SAMPLE_SEED if is_text else CORPUS_SEED), seed
 
 
 def _may_lack_rows(resolved: ResolvedRecipe) -> bool:

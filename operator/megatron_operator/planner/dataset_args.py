@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Final
 
-from megatron_contract.bridge_run import DATA_PATH, MODEL_FOLDER, PATH_TO_CACHE, VALIDATION_DATA, BridgeRun
+from megatron_contract.bridge_run import (
+    CORPUS_SEED,
+    DATA_PATH,
+    MODEL_FOLDER,
+    PATH_TO_CACHE,
+    VALIDATION_DATA,
+    BridgeRun,
+)
 
 _FLAGS: Final = frozenset(
     (
@@ -58,6 +65,7 @@ _OF_INDEX: Final = frozenset(
         *_OF_BRIDGE,
         *_TOKENIZER_OF_BRIDGE,
         "validation.eval_interval",
+        CORPUS_SEED,
         MODEL_FOLDER,
         PATH_TO_CACHE,
     }
