@@ -83,7 +83,12 @@ class Reason(StrEnum):
         "ends with its termination message, which names the field, the file and the fix.",
         "Correct the data or the recipe, or set `data.check: false`; any edit of the spec starts it again.",
     )
-    PREPARED = "Prepared", "`Prepared=True`", "Tokenizer and dataset are complete."
+    PREPARED = (
+        "Prepared",
+        "`Prepared=True`",
+        "Tokenizer and dataset are complete; the message has the numbers, and a warning where the index of "
+        "the samples could not be built.",
+    )
     NOTHING_TO_PREPARE = (
         "NothingToPrepare",
         "`Prepared=True`",

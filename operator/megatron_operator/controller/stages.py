@@ -55,8 +55,8 @@ from megatron_operator.lifecycle.stages import (
     manifest_of,
     must_check,
     set_all_converted,
-    set_checked,
     set_converted,
+    set_data_ready,
     set_stage_failed,
     set_stage_obstacle,
     set_stage_queued,
@@ -161,9 +161,10 @@ class Stages:
             return await self._check_data(status, desired, edited=edited)
         body, digest = desired.manifests.prepare_job, desired.manifests.prepare_hash
         if body is not None and status.current.prepared != digest:
-            blocked, _ = await self._run(status, PREPARATION, body, edited=edited)
+            blocked, pods = await self._run(status, PREPARATION, body, edited=edited)
             if blocked is not None:
                 return blocked
+            set_data_ready(status, PREPARATION, desired.manifests, pods)
         # The answer of a pod that prepared is not one of the pods that train.
         self._poller.forget(status.key)
         set_prepared(status, desired)
@@ -179,7 +180,7 @@ class Stages:
         if blocked is not None:
             return blocked
         self._poller.forget(status.key)
-        set_checked(status, desired.manifests, pods)
+        set_data_ready(status, CHECK, desired.manifests, pods)
         return None
 
     async def _export(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:

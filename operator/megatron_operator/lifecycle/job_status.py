@@ -132,7 +132,9 @@ def set_prepared(status: StatusBuilder, desired: DesiredState) -> None:
         return
     status.set(prepared=digest, preparation=None)
     reason = Reason.PREPARED if digest else Reason.NOTHING_TO_PREPARE
-    status.set_condition(Condition.PREPARED, True, reason)
+    known = status.condition(Condition.PREPARED)
+    kept = known if known is not None and (known.status, known.reason) == ("True", reason) else None
+    status.set_condition(Condition.PREPARED, True, reason, kept.message if kept else "")
 
 
 def set_trained(status: StatusBuilder, text: str) -> None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from megatron_contract.conversion import ConversionResult
+from megatron_contract.exit_codes import ExitCode
 from megatron_contract.termination import TerminationMessage
 from megatron_contract.wire import WireError, load_json
 
@@ -103,6 +104,8 @@ EXPORT: Final = Stage(
 EXPORT_BEST: Final = replace(EXPORT, role=ROLE_EXPORT_BEST, noun="export of the best checkpoint")
 CONVERSIONS: Final = {IMPORT: "imported", EXPORT: "exported", EXPORT_BEST: "exported_best"}
 """Stage -> field of the status that holds what is complete."""
+_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+"""Annotation of the pods of an indexed Job."""
 
 
 class StageState(StrEnum):
@@ -260,12 +263,17 @@ def must_check(status: StatusBuilder, manifests: Manifests) -> bool:
     return status.current.prepared is not None or not has_begun(status)
 
 
-def set_checked(status: StatusBuilder, manifests: Manifests, pods: Iterable[Object]) -> None:
-    """Report that the data of the run have passed the check, with what its pod reports of them."""
-    found = (TerminationMessage.parse(container_message(pod, check.CONTAINER)) for pod in pods)
-    text = next((each.message for each in found if each is not None and each.message), "")
+def set_data_ready(status: StatusBuilder, stage: Stage, manifests: Manifests, pods: Iterable[Object]) -> None:
+    """Report that the data of the run are prepared or have passed the check, with what the pod reports."""
+    found = (TerminationMessage.parse(container_message(pod, stage.container)) for pod in _first(pods))
+    text = next((end.message for end in found if end is not None and end.exit_code == ExitCode.OK), "")
     status.set(prepared=manifests.prepare_hash, preparation=None)
-    status.set_condition(Condition.PREPARED, True, Reason.CHECKED, cut(text, LONGEST_CAUSE))
+    status.set_condition(stage.condition, True, stage.complete, cut(text, LONGEST_CAUSE))
+
+
+def _first(pods: Iterable[Object]) -> Iterable[Object]:
+    """Those of index 0, of pods that share the work: the others have no result."""
+    return (pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(_INDEX, "0") == "0")
 
 
 def set_converted(

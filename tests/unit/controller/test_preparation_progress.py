@@ -1,5 +1,6 @@
 """A recipe's status follows the preparation of its data, and its training is not mistaken for it."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,33 @@ def test_the_status_has_the_progress_until_the_data_is_prepared(run: Run) -> Non
     assert run.condition("Prepared")["status"] == "True"
     poller: Any = run.operator._progress
     assert poller._reading is None, "the answer of a pod that prepared is forgotten"
+
+
+def test_a_complete_preparation_has_the_message_of_the_pod_with_the_result(run: Run) -> None:
+    """Of pods that share the work, and of those that began again, one has it."""
+    texts = {"failed": (138, None, "Input/output error"), "helper": (0, "1", "no shard is left to begin")}
+    found = "1 sources are prepared: 7 documents; warning: no index of the samples"
+    texts["first"] = (0, "0", found)
+    run.api.batch_pods = [ended(name, *text) for name, text in texts.items()]
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    run.api.batch_jobs[f"{NAME}-prepare"]["status"] = complete
+    run.operator.reconcile()
+    prepared = run.condition("Prepared")
+    assert (prepared["status"], prepared["reason"], prepared["message"]) == ("True", "Prepared", found)
+    run.api.batch_pods = []
+    run.until(run.trains)
+    assert run.condition("Prepared")["message"] == found, "it outlives the pods"
+
+
+def ended(name: str, code: int, index: str | None, text: str) -> dict[str, Any]:
+    """A pod of the preparation that has ended; `index` is its own among several."""
+    message = json.dumps({"reason": "", "message": text, "exitCode": code})
+    state = {"terminated": {"exitCode": code, "message": message}}
+    metadata: dict[str, Any] = {"name": f"{NAME}-prepare-{name}"}
+    if index is not None:
+        metadata["annotations"] = {"batch.kubernetes.io/job-completion-index": index}
+    status = {"containerStatuses": [{"name": "prepare", "state": state}]}
+    return {"metadata": metadata, "spec": {}, "status": status}
 
 
 def test_an_edit_starts_a_failed_preparation_again(run: Run) -> None:
