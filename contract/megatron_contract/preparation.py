@@ -35,3 +35,5 @@ class PreparationResult(Message):
     """Prefix for Megatron's --data-path; the files are this with `.bin` and `.idx`."""
     bin_bytes: Bytes
     idx_bytes: Bytes
+    left_out: Count = 0
+    """Files of `data.prepare.source` that are not UTF-8 text."""

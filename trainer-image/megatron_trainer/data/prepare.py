@@ -3,16 +3,16 @@
     megatron-prepare --source /corpus --include '**/*.py' --output-prefix /data/code \\
         --tokenizer-dir /data/tokenizer --tokenizer-vocab-size 4096 --append-eod
 
-Each file is one document; each line of a .jsonl file is one, under "text". Writes NAME_text_document.bin and
-.idx with Megatron's own builder, then NAME.prepared.json, which marks the result as finished. With Megatron's
-flags of the run after `--`, the index of the run's samples is built too (dataset_index.py).
+Each file is one document; each line of a .jsonl file is one, under "text". Other files that are not UTF-8
+text are left out, and counted. Writes NAME_text_document.bin and .idx with Megatron's own builder, then
+NAME.prepared.json, which marks the result as finished. With Megatron's flags of the run after `--`, the index
+of the run's samples is built too (dataset_index.py).
 
 With --sources instead of --source it prepares what `data.sources` of a recipe lists (sources_command.py),
 with --chats, --images, --sound or --media what to fine-tune on (chats_command.py). With --check-blend or
 --check-root it checks what was prepared elsewhere (check_command.py).
 """
 
-import codecs
 import errno
 import glob
 import json
@@ -41,7 +41,8 @@ from megatron_trainer.volume_paths import left_volume
 if TYPE_CHECKING:
     from megatron_trainer.data.shards import Encoder
 
-_BLOCK = 1 << 20
+_NAMED = 4
+"""Files that the log names at most."""
 _SUFFIXES = (".bin", ".idx")
 _PROGRESS_SECONDS = 5.0
 
@@ -70,46 +71,39 @@ def find_files(options: PrepareOptions) -> list[Path]:
     return files
 
 
-def read_documents(files: Sequence[Path]) -> Iterator[str]:
+def read_documents(files: Sequence[Path], binary: list[Path] | None = None) -> Iterator[str]:
     """Yield the documents in order. Files that are empty or not UTF-8 text are skipped.
 
-    Of a .jsonl file one line is held at a time. Raises PreparationError for a line of it without text.
+    The latter are added to `binary`. Of a .jsonl file one line is held at a time. Raises PreparationError for
+    a line of it that is not UTF-8, or without text.
     """
     for path in files:
         if path.suffix == ".jsonl":
-            if _is_utf8(path):
-                yield from _json_lines(path)
+            yield from _json_lines(path)
             continue
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
+            if binary is not None:
+                binary.append(path)
             continue
         if text.strip():
             yield text
 
 
-def _is_utf8(path: Path) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        with path.open("rb") as stream:
-            while block := stream.read(_BLOCK):
-                decoder.decode(block)
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _json_lines(path: Path) -> Iterator[str]:
     from megatron_trainer.data.documents import lone_surrogate
 
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             place = f"{path} line {number}"
             try:
-                text = json.loads(line)["text"]
+                text = json.loads(line.decode("utf-8"))["text"]
+            except UnicodeDecodeError as error:
+                wrong = f"{place} is not UTF-8 at byte {error.start}; convert it, for example with iconv"
+                raise PreparationError(ExitCode.BAD_DATA, wrong) from error
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise PreparationError(
                     ExitCode.BAD_DATA, f'{place} is not an object with "text": {error!r}'
@@ -121,7 +115,7 @@ def _json_lines(path: Path) -> Iterator[str]:
                 raise PreparationError(
                     ExitCode.BAD_DATA, f'"text" at {place} is of type {kind}, not a string; correct the line'
                 )
-            if "\\u" in line and (problem := lone_surrogate(text)):
+            if b"\\u" in line and (problem := lone_surrogate(text)):
                 raise PreparationError(ExitCode.BAD_DATA, f"{place} {problem}")
             yield text
 
@@ -203,7 +197,7 @@ def build(options: PrepareOptions) -> PreparationResult:
     part = temporary(options.data)
     vocabulary = tokenizer.get_vocab_size()
     try:
-        count, tokens = _write(part, options, files, Encoder(tokenizer, vocabulary, eod))
+        count, tokens, binary = _write(part, options, files, Encoder(tokenizer, vocabulary, eod))
         # Another pod may have been faster, also one of another recipe.
         if (found := find_result(options)) is not None:
             return found
@@ -214,7 +208,7 @@ def build(options: PrepareOptions) -> PreparationResult:
             path = Path(f"{part}{suffix}")
             sizes.append(path.stat().st_size)
             path.replace(Path(f"{options.data}{suffix}"))
-        result = PreparationResult(count, tokens, vocabulary, str(options.data), *sizes)
+        result = PreparationResult(count, tokens, vocabulary, str(options.data), sizes[0], sizes[1], binary)
         _mark(options, result)
     finally:
         for suffix in _SUFFIXES:
@@ -235,8 +229,10 @@ def _mark(options: PrepareOptions, result: PreparationResult | None) -> None:
     part.replace(options.marker)
 
 
-def _write(part: Path, options: PrepareOptions, files: Sequence[Path], encoder: "Encoder") -> tuple[int, int]:
-    """Write the corpus as PART.bin and PART.idx. Returns documents and tokens."""
+def _write(
+    part: Path, options: PrepareOptions, files: Sequence[Path], encoder: "Encoder"
+) -> tuple[int, int, int]:
+    """Write the corpus as PART.bin and PART.idx. Returns documents, tokens, and files that are not text."""
     import torch
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
@@ -245,8 +241,9 @@ def _write(part: Path, options: PrepareOptions, files: Sequence[Path], encoder: 
     builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(encoder.vocabulary))
     fast = FastEncoder(encoder, options.tokenizer_dir, options.workers, log)
     count = tokens = 0
+    binary: list[Path] = []
     started = logged_at = time.monotonic()
-    for ids in fast.encode(read_documents(files)):
+    for ids in fast.encode(read_documents(files, binary)):
         builder.add_document(torch.from_numpy(ids), [len(ids)])
         count += 1
         tokens += len(ids)
@@ -258,7 +255,10 @@ def _write(part: Path, options: PrepareOptions, files: Sequence[Path], encoder: 
             ExitCode.BAD_DATA, f"the {len(files)} files under {options.source} contain no text"
         )
     builder.finalize(f"{part}.idx")
-    return count, tokens
+    if binary:
+        names = ", ".join(map(str, binary[:_NAMED])) + (", ..." if len(binary) > _NAMED else "")
+        log(f"{len(binary)} files are not UTF-8 text and are left out: {names}")
+    return count, tokens, len(binary)
 
 
 def build_index(arguments: Sequence[str], into: Path | None = None) -> str:
@@ -294,6 +294,8 @@ def _from_folder(argv: Sequence[str]) -> tuple[str, PreparationResult]:
     what = "already exists" if result else "is built"
     result = result or build(options)
     text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
+    if result.left_out:
+        text += f"; {result.left_out} files are not UTF-8 text and are left out"
     if options.megatron_flags:
         from megatron_trainer.data import check
 

@@ -158,12 +158,12 @@ def faster(source: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[PrepareOp
     read = prepare.read_documents
 
     def prepare_meanwhile(theirs: PrepareOptions) -> None:
-        def documents(files: Sequence[Path]) -> Iterator[str]:
+        def documents(files: Sequence[Path], binary: list[Path] | None = None) -> Iterator[str]:
             monkeypatch.setattr(prepare, "read_documents", read)
             with monkeypatch.context() as other:
                 other.setattr(socket, "gethostname", lambda: "other-pod")
                 prepare.build(theirs)
-            yield from read(files)
+            yield from read(files, binary)
 
         monkeypatch.setattr(prepare, "read_documents", documents)
 
@@ -239,10 +239,25 @@ def test_a_file_of_json_lines_is_not_held_in_memory(source: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_file_of_json_lines_that_is_not_utf_8_is_skipped_as_a_whole(source: Path) -> None:
+def test_a_json_line_that_is_not_utf_8_is_refused_with_its_number(source: Path) -> None:
     path = source / "more.jsonl"
     path.write_bytes(b'{"text": "one"}\n' + b'{"text": "\xff"}\n')
-    assert list(prepare.read_documents([path])) == []
+    with pytest.raises(PreparationError, match=r"more\.jsonl line 2 is not UTF-8 at byte 10;") as refused:
+        list(prepare.read_documents([path]))
+    assert refused.value.code == ExitCode.BAD_DATA
+
+
+def test_files_that_are_not_text_are_counted_in_the_message_and_named_in_the_log(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = source.parent / "data"
+    words = ["--source", str(source), "--include", "**/*.py", "--output-prefix", str(out / "code")]
+    words += ["--tokenizer-dir", str(out / "tokenizer"), "--tokenizer-vocab-size", "300"]
+    for what in ("is built", "already exists"):
+        code, text, _ = prepare._run(words)
+        assert (code, what in text) == (ExitCode.OK, True)
+        assert text.endswith(" tokens; 1 files are not UTF-8 text and are left out")
+    assert f"left out: {source}/binary.py\n" in capsys.readouterr().out
 
 
 def test_a_json_line_without_text_is_refused_with_its_number(source: Path) -> None:
@@ -363,7 +378,7 @@ def test_the_result_has_how_often_the_run_reads_a_folder(source: Path) -> None:
     iterations = 3 * built.tokens // (8 * 4)
     text, _ = prepare._from_folder([*words, "--", *flags, str(iterations)])
     times = check.show_times(iterations * 8 * 4 / built.tokens)
-    assert f" tokens; the run reads those for training {times}; " in text
+    assert f"; the run reads those for training {times}; " in text
     assert times != "once"
 
 
