@@ -1,4 +1,4 @@
-"""What a pattern of paths leaves out although it matches: `Path.glob` does not report it."""
+"""What a pattern of paths matches and cannot be read: `Path.glob` does not report it."""
 
 import os
 from collections.abc import Iterator
@@ -13,6 +13,17 @@ def left_out(folder: Path, pattern: str) -> str | None:
     a shell, `**` does not follow links to folders, and wildcards do not enter hidden folders.
     """
     return next(_unread(folder, tuple(Path(pattern).parts)), None)
+
+
+def may_not_read(path: Path) -> bool:
+    """Return whether this user may not read a file that exists, or not enter the folder that it is in."""
+    if _may(path, os.F_OK):
+        return not _may(path, os.R_OK)
+    return _may(path.parent, os.F_OK) and not _may(path.parent, os.X_OK)
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=True)
 
 
 def _unread(folder: Path, parts: tuple[str, ...]) -> Iterator[str]:

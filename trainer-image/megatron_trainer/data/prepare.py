@@ -31,7 +31,7 @@ from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
 from megatron_trainer.data.log import log
-from megatron_trainer.data.patterns import left_out
+from megatron_trainer.data.patterns import left_out, may_not_read
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import PrepareOptions, parse_options, split_flags
 from megatron_trainer.data.unused_files import remove_unused
@@ -68,7 +68,15 @@ def find_files(options: PrepareOptions) -> list[Path]:
     for path in (options.output_prefix, options.tokenizer_dir, *files):
         if problem := left_volume(path):
             raise PreparationError(ExitCode.BAD_DATA, problem)
+    if closed := next(filter(may_not_read, files), None):
+        raise PreparationError(ExitCode.BAD_DATA, _not_permitted(closed))
     return files
+
+
+def _not_permitted(path: Path) -> str:
+    """What this user may not do with a file, and the fix."""
+    verb = "read" if may_not_read(path) else "write"
+    return f"cannot {verb} {path}: make it {verb.removesuffix('e')}able for user {os.geteuid()}"
 
 
 def read_documents(files: Sequence[Path], binary: list[Path] | None = None) -> Iterator[str]:
@@ -329,11 +337,7 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
     except PreparationError as error:
         return error.code, str(error), None
     except PermissionError as error:
-        return (
-            ExitCode.BAD_DATA,
-            f"cannot write {error.filename}: make it writable for user {os.getuid()}",
-            None,
-        )
+        return ExitCode.BAD_DATA, _not_permitted(Path(str(error.filename))), None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             text = "spec.data.volume: no space is left on the data volume; enlarge it, or delete old datasets"

@@ -19,7 +19,10 @@ NOBODY = 65534
 
 @pytest.fixture
 def corpus() -> Iterator[Path]:
-    """A folder with an open, a closed and a hidden folder; the test runs as a user that may not enter two."""
+    """A folder with an open, a closed and a hidden folder; the test runs as a user that may not enter two.
+
+    Of the open one this user may not read one file, nor write there.
+    """
     own = os.geteuid()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -27,6 +30,8 @@ def corpus() -> Iterator[Path]:
         for each in ("open", "closed", ".hidden"):
             (folder / each).mkdir()
             (folder / each / "a.jsonl").write_text('{"text": "a document"}\n')
+        (folder / "open" / "closed.txt").touch(0)
+        (folder / "open").chmod(0o555)
         closed = (folder / "closed", folder / ".hidden")
         for each in closed:
             each.chmod(0)
@@ -36,7 +41,7 @@ def corpus() -> Iterator[Path]:
             yield folder
         finally:
             os.seteuid(own)
-            for each in closed:
+            for each in (*closed, folder / "open"):
                 each.chmod(0o755)
 
 
@@ -78,3 +83,18 @@ def test_both_preparations_refuse_a_source_of_which_files_cannot_be_read(corpus:
     with pytest.raises(PreparationError, match="/closed may not be listed") as folder:
         prepare.find_files(parse_options(words))
     assert sourced.value.code == folder.value.code == ExitCode.BAD_DATA
+
+
+@pytest.mark.parametrize(
+    ("include", "problem"),
+    [
+        ("*", "cannot read {}/open/closed.txt: make it readable for user"),
+        ("*.jsonl", "cannot write {}/open/out: make it writable for user"),
+    ],
+)
+def test_what_may_not_be_read_is_not_named_as_what_may_not_be_written(
+    corpus: Path, include: str, problem: str
+) -> None:
+    words = ["--source", f"{corpus}/open", "--include", include, "--output-prefix", f"{corpus}/open/out/code"]
+    code, text, _ = prepare._run([*words, "--tokenizer-dir", f"{corpus}/tokenizer"])
+    assert (code, text) == (ExitCode.BAD_DATA, f"{problem.format(corpus)} {os.geteuid()}")
