@@ -3,7 +3,7 @@
 import json
 
 from megatron_contract.bridge_run import BridgeRun
-from megatron_contract.environment import DATA_DIR, ENV_SECRET_VARIABLES, PROGRESS_PORT
+from megatron_contract.environment import DATA_DIR, ENV_RUN_ID, ENV_SECRET_VARIABLES, PROGRESS_PORT
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_operator.api.recipe import DataSpec, ObjectStorageSpec, PrepareSpec
@@ -171,7 +171,8 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, built)
     claims = {"data": storage.data} | (built.claims(storage) if built else {})
     credentials = _credentials(prepare)
-    environment = {"HOME": "/tmp"}
+    # Workers of recipes with the same sources differ in it; a file without a cluster has none.
+    environment = {"HOME": "/tmp", **({ENV_RUN_ID: owner.uid} if owner.uid else {})}
     if credentials:
         environment[ENV_SECRET_VARIABLES] = " ".join(_CREDENTIALS)
     work = Work(

@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 from megatron_contract.bridge_run import PACKED_FOLDER, SAMPLE_SEED, BridgeRun
+from megatron_contract.environment import ENV_RUN_ID
+from megatron_operator.manifests import build
+from megatron_operator.planner import PlannedRun
 from megatron_trainer.data import chats_command
 
 Spec = dict[str, Any]
@@ -32,6 +35,19 @@ def test_the_job_gets_the_runs_own_arguments_of_its_data_and_the_volume_of_the_i
     assert claims == {"data": "tiny-gpt-data", "checkpoints": "tiny-gpt-checkpoints"}
     assert value(words, "--data-cache-path").startswith("/checkpoints/")
     assert {"name": "checkpoints", "mountPath": "/checkpoints"} in pod["containers"][0]["volumeMounts"]
+
+
+def test_pods_that_prepare_have_the_uid_of_their_recipe_where_there_is_one(run: Any) -> None:
+    """By which their claims differ from those of another recipe with the same sources."""
+
+    def found(uid: str) -> list[str]:
+        of = run("tiny-gpt")
+        job = build(PlannedRun("run", "research", of.resolved, of.plan), uid).prepare_job
+        assert job is not None
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        return [each["value"] for each in container["env"] if each["name"] == ENV_RUN_ID]
+
+    assert (found("a-uid"), found("")) == (["a-uid"], [])
 
 
 @pytest.mark.parametrize(

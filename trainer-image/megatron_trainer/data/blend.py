@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_contract.environment import ENV_RUN_ID
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import PreparationResult
 
@@ -185,9 +186,8 @@ def build_shards(
     left = _order(datasets, worker)
     while True:
         for dataset, number in left:
-            owner = f"{worker.index} {dataset.source.output}"
             try:
-                _build(dataset, number, claims, owner, encoder, render, meter)
+                _build(dataset, number, claims, _owner(worker, dataset.source), encoder, render, meter)
             except FileNotFoundError:
                 # Worker 0 joined the shards, and removed them, while this one was at the last.
                 if not dataset.done.is_file():
@@ -197,6 +197,11 @@ def build_shards(
             return
         meter.refresh()
         time.sleep(_WAIT_SECONDS)
+
+
+def _owner(worker: Worker, source: Source) -> str:
+    """The name of a worker in its claims, also once it is started again: others may have its source."""
+    return f"{worker.index} {os.environ.get(ENV_RUN_ID, '')} {source.output}"
 
 
 def _is_built(dataset: Dataset, number: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
+from megatron_contract.environment import ENV_RUN_ID
 
 from megatron_trainer.data.indexed_files import HEADER, MAGIC
 
@@ -92,8 +93,13 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def temporary(path: Path) -> Path:
-    """Return a name beside `path` that no other pod or process writes."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    """Return a name beside `path` that no other pod or process writes.
+
+    Pods of an indexed Job have the name of their recipe, which may exist in several namespaces: the beginning
+    of its UID is of one.
+    """
+    run = os.environ.get(ENV_RUN_ID, "")[:8]
+    return path.with_name(f".{path.name}.{run}.{socket.gethostname()}.{os.getpid()}")
 
 
 def lengths_file(folder: Path, number: int) -> Path:

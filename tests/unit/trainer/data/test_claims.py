@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from megatron_trainer.data import blend, sources
+from megatron_contract.environment import ENV_RUN_ID
+from megatron_trainer.data import blend, shards, sources
 from megatron_trainer.data.claims import SILENT_SECONDS, Claims
 from megatron_trainer.data.shards import lengths_file, records_file
 
@@ -88,6 +90,41 @@ def test_a_worker_leaves_shards_that_others_build_and_ends(tmp_path: Path, token
     prepare(tmp_path, tokenizer_dir, found, index=1, count=2)
     divided = sources.divide(found, sources.find_files(found))
     assert [number for number in range(len(divided)) if not lengths_file(work, number).is_file()] == [0]
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_worker_leaves_the_shard_of_the_same_worker_of_another_recipe(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = source(tmp_path, write(tmp_path / "raw", "jsonl"))
+
+    def left() -> int:
+        """Work through the shards. Returns how many others have left to build."""
+        prepare(tmp_path, tokenizer_dir, found, index=1, count=2)
+        [work] = (tmp_path / "out").glob("objects/*/shards-*")
+        divided = sources.divide(found, sources.find_files(found))
+        return sum(not lengths_file(work, number).is_file() for number in range(len(divided)))
+
+    monkeypatch.setenv(ENV_RUN_ID, "1-of-a-recipe")
+    with monkeypatch.context() as killed:
+        killed.setattr(shards, "write_shard", lambda *_: sys.exit())
+        with pytest.raises(SystemExit):
+            left()
+    monkeypatch.setenv(ENV_RUN_ID, "2-of-a-recipe")
+    assert left() == 1
+    monkeypatch.setenv(ENV_RUN_ID, "1-of-a-recipe")
+    assert left() == 0, "it is started again"
+
+
+def test_pods_of_one_name_in_two_namespaces_write_to_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set()
+    for uid in ("0d5b1a0e-9a55-4d0c-8d40-8f6c1a4f1f6e", "f3a1c9d2-9a55-4d0c-8d40-8f6c1a4f1f6e"):
+        monkeypatch.setenv(ENV_RUN_ID, uid)
+        names.add(shards.temporary(tmp_path / "000003.tokens").name)
+    assert len(names) == 2
+    assert all(name.startswith(".000003.tokens.") for name in names)
 
 
 @pytest.mark.usefixtures("small_shards")
