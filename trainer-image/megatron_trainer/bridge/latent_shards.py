@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from megatron_trainer.bridge.sample_files import SampleLineError
+from megatron_trainer.data.tar_files import files_of
 from megatron_trainer.worker.read_errors import is_temporary
 
 SUFFIX: Final = "*.tar"
@@ -54,7 +55,8 @@ class Latents:
 def find(folder: Path) -> list[Place]:
     """Return the samples of all tar files of a folder, in the order of their names.
 
-    Reads the headers alone. Raises SampleLineError for what is no tar file, and for half a sample.
+    Reads the headers alone. Raises SampleLineError for what is no tar file, or not a whole one, and for half
+    a sample.
     """
     return [place for tar in sorted(folder.glob(SUFFIX)) for place in _places(tar)]
 
@@ -68,10 +70,10 @@ def _places(tar: Path) -> list[Place]:
     found: dict[str, dict[str, tuple[int, int]]] = {}
     try:
         with tarfile.open(tar, "r:") as members:
-            for member in members:
+            for member in files_of(members):
                 folder, _, name = member.name.rpartition("/")
                 stem, _, suffix = name.partition(".")
-                if member.isfile() and suffix in _PARTS:
+                if suffix in _PARTS:
                     key = f"{folder}/{stem}" if folder else stem
                     found.setdefault(key, {})[suffix] = (member.offset_data, member.size)
     except (OSError, tarfile.TarError) as error:

@@ -9,16 +9,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from tarfile import BLOCKSIZE, ReadError, TarFile, TarInfo
+from tarfile import TarFile, TarInfo
 from typing import Any, Final
 
 from megatron_trainer.data.chat import ROLES, ConversationError
 from megatron_trainer.data.media import IMAGES, Medium
+from megatron_trainer.data.tar_files import files_of
 
 RECORD: Final = "json"
 """Ending of a conversation."""
-_END_BYTES: Final = 1 << 20
-"""Bytes behind the last file that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Sample:
 def read_samples(tar: TarFile, media: Sequence[Medium] = IMAGES) -> Iterator[Sample]:
     """Yield the samples of a tar file in their order; beside conversations it has files of `media`.
 
-    Raises ConversationError for one that is not whole, and ReadError for such an archive.
+    Raises ConversationError for one that is not whole, and tarfile.ReadError for such an archive.
     """
-    for name, group in groupby(_files(tar), key=_key):
+    for name, group in groupby(files_of(tar), key=_key):
         members: dict[str, TarInfo] = {}
         for member in group:
             if members.setdefault(_ending(member), member) is not member:
@@ -53,21 +52,6 @@ def read_samples(tar: TarFile, media: Sequence[Medium] = IMAGES) -> Iterator[Sam
 
 def _is_of(member: TarInfo, medium: Medium) -> bool:
     return member.name.rpartition(".")[2].lower() in medium.suffixes
-
-
-def _files(tar: TarFile) -> Iterator[TarInfo]:
-    yield from (member for member in tar if member.isfile())
-    # tarfile takes what it cannot read behind the first header for the end of the archive, which is of zeros.
-    raw = tar.fileobj
-    assert raw is not None, "the file is open"
-    raw.seek(tar.offset)
-    end = raw.read(BLOCKSIZE)
-    whole = len(end) == BLOCKSIZE
-    while end and whole:
-        whole = not any(end)
-        end = raw.read(_END_BYTES)
-    if not whole:
-        raise ReadError(f"byte {tar.offset:,} begins neither a file nor the end of the archive")
 
 
 def _key(member: TarInfo) -> str:

@@ -1,6 +1,8 @@
 """What of samples of latents is wrong data, and what an error of their volume."""
 
 import errno
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ pytest.importorskip("megatron.training", reason="make setup-trainer")
 from megatron_trainer.bridge import latent_shards
 from megatron_trainer.bridge.latent_shards import Place
 from megatron_trainer.bridge.sample_files import SampleLineError
+
+from testkit.image_text import add_file
 
 
 def test_an_error_of_the_volume_is_not_wrong_data(tmp_path: Path) -> None:
@@ -35,3 +39,30 @@ def test_a_file_that_is_missing_or_no_tar_file_is_wrong_data(tmp_path: Path) -> 
         latent_shards.find(tmp_path)
     with pytest.raises(SampleLineError, match=r"0\.tar: 0: "):
         latent_shards.read(Place(tar, "0", (0, 8), (8, 8)))
+
+
+SAMPLE = 4 * tarfile.BLOCKSIZE
+"""Bytes of a sample: two small files with their headers."""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[:SAMPLE], id="cut between samples"),
+        pytest.param(lambda data: data[: SAMPLE + 100], id="cut in a header"),
+        pytest.param(lambda data: data[: SAMPLE + 150] + b"x" + data[SAMPLE + 151 :], id="a damaged header"),
+        pytest.param(lambda data: data + data, id="two archives in one file"),
+    ],
+)
+def test_a_tar_file_that_ends_early_loses_no_sample_silently(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "0.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("0.pth", "0.pickle", "1.pth", "1.pickle"):
+            add_file(tar, name, b"tensors")
+    assert [place.key for place in latent_shards.find(tmp_path)] == ["0", "1"]
+    path.write_bytes(damage(path.read_bytes()))
+    for read in (latent_shards.find, latent_shards.first):
+        with pytest.raises(SampleLineError, match=r"0\.tar: byte [\d,]+ begins neither a file nor the end"):
+            read(tmp_path)
