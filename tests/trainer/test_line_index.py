@@ -68,6 +68,18 @@ def test_bridge_takes_the_ends_that_the_check_of_a_users_file_has_written_with_t
     assert REPORTED not in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("text", ["{}", "{}\n{}", "{}\n\n{}", "{}\n{}\n", "{}\n{}\n\n\n", "\n{}", "\n"])
+def test_bridge_takes_the_ends_of_files_with_and_without_a_last_newline(
+    text: str, utils: Any, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path.write_text(text)
+    write_ends(path)
+    utils.build_index_files([str(path)], NEWLINE, workers=1, index_mapping_dir=str(tmp_path / "index"))
+    (written,) = (tmp_path / "index").rglob("*.npy")
+    assert np.array_equal(np.load(written), utils.build_index_from_memdata(str(path), NEWLINE))
+    assert "rank 0 has looked for" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("state", ["nothing", "of a shorter file", "of other lines", "empty"])
 def test_rank_0_reports_that_it_looks_for_ends_which_no_job_has_written(
     state: str, utils: Any, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

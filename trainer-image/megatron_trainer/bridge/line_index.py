@@ -23,13 +23,18 @@ type Ends = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def find_ends(path: Path) -> Ends:
-    """Return the places of the ends of lines in a file. Memory: 16 bytes for each, and a block."""
+    """Return the places of the ends of lines in a file. Memory: 16 bytes for each, and a block.
+
+    As by Bridge, a last line without an end has it one byte behind the end of the file.
+    """
     found, at = [np.empty(0, dtype=np.int64)], 0
+    is_whole = True
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
             found.append(np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _NEWLINE) + at)
             at += len(block)
-    return np.concatenate(found)
+            is_whole = block[-1] == _NEWLINE
+    return np.concatenate([*found, np.array([] if is_whole else [at + 1], dtype=np.int64)])
 
 
 def file_of_ends(path: Path, folder: Path | None = None) -> Path:
@@ -44,20 +49,23 @@ def read_ends(path: Path, written: Path | None = None) -> Ends | None:
     """
     try:
         ends: Ends = np.load(written or file_of_ends(path), allow_pickle=False)
-        size = path.stat().st_size
+        text = np.memmap(path, dtype=np.uint8, mode="r")
     except (EOFError, OSError, ValueError):
         return None
-    fits = ends.ndim == 1 and ends.dtype == np.int64 and len(ends) > 0 and int(ends[-1]) + 1 == size
-    return ends if fits and _are_newlines(path, ends) else None
+    fits = ends.ndim == 1 and ends.dtype == np.int64 and len(ends) > 0
+    return ends if fits and _are_ends(text, ends) else None
 
 
-def _are_newlines(path: Path, ends: Ends) -> bool:
+def _are_ends(text: np.ndarray[Any, np.dtype[np.uint8]], ends: Ends) -> bool:
     """Whether lines end at some of these places, in order: a file edited in place may have its old size."""
     some = ends[np.linspace(0, len(ends) - 1, min(len(ends), _COMPARED), dtype=np.int64)]
     if some[0] < 0 or np.any(np.diff(some) <= 0):
         return False
-    text = np.memmap(path, dtype=np.uint8, mode="r")
-    return bool(np.all(text[some] == _NEWLINE))
+    if text[-1] != _NEWLINE:
+        last, some = some[-1] - 1, some[:-1]
+    else:
+        last = some[-1] + 1
+    return bool(last == len(text) and np.all(some < len(text)) and np.all(text[some] == _NEWLINE))
 
 
 def _without_empty_lines(ends: Ends) -> Ends:
