@@ -172,8 +172,9 @@ def _check_link(source: Source, root: Path, made: Path) -> None:
     if root.is_symlink() and root.resolve() != made.resolve():
         raise source.refuse(
             "path",
-            "files of data.sources or the tokenizer changed since this dataset was prepared, and a run that "
-            "resumes would read other samples; set another data.prepare.name to prepare them again",
+            "files of data.sources, the tokenizer or the vocabulary of the model changed since this dataset "
+            "was prepared, and a run that resumes would read other samples; set another data.prepare.name to "
+            "prepare them again",
         )
 
 

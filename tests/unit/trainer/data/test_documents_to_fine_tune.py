@@ -1,6 +1,7 @@
 """Documents among what to fine-tune on are made again for a tokenizer with another end token."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from megatron_trainer.data.sources import Source
 from tests.unit.trainer.data.corpus import TEXTS, source, with_template, write
 
 RUN = ChatRun(64, 4, 8, 99, "100,0", evaluates=False)
+CHANGED = "the tokenizer or the vocabulary of the model changed since this dataset was prepared"
 
 
 @pytest.fixture
@@ -41,10 +43,10 @@ def documents(tmp_path: Path) -> Source:
     return source(tmp_path, write(tmp_path / "raw", "text"))
 
 
-def prepare(documents: Source, tokenizer: Path, name: str) -> list[int]:
+def prepare(documents: Source, tokenizer: Path, name: str, run: ChatRun = RUN) -> list[int]:
     """Prepare documents; returns the last token of each sample."""
     root = documents.output.with_name(name)
-    chats.prepare_chats([documents], root.parent, root, tokenizer, Worker(0, 1), RUN)
+    chats.prepare_chats([documents], root.parent, root, tokenizer, Worker(0, 1), run)
     return [json.loads(line)[IDS][-1] for line in (root / "training.jsonl").open()]
 
 
@@ -54,11 +56,21 @@ def test_documents_end_with_the_end_token_that_the_tokenizer_has_now(
     before = end_with(tokenizer, "<|endoftext|>")
     assert before in prepare(documents, tokenizer, "before")
     after = end_with(tokenizer, "<end>")
-    with pytest.raises(PreparationError, match="or the tokenizer changed since this dataset was prepared"):
+    with pytest.raises(PreparationError, match=CHANGED):
         prepare(documents, tokenizer, "before")
     ends = prepare(documents, tokenizer, "after")
     assert ends.count(after) == len(TEXTS)
     assert before not in ends
+
+
+def test_the_samples_of_a_model_with_another_vocabulary_have_another_name(
+    documents: Source, tokenizer: Path
+) -> None:
+    """Recipes of two models may share the sources, the folder of a tokenizer and the length."""
+    prepare(documents, tokenizer, "small", replace(RUN, vocab_size=50_000))
+    with pytest.raises(PreparationError, match=CHANGED):
+        prepare(documents, tokenizer, "small", replace(RUN, vocab_size=60_000))
+    assert prepare(documents, tokenizer, "large", replace(RUN, vocab_size=60_000))
 
 
 def test_an_end_token_that_transformers_reads_otherwise_is_refused(
