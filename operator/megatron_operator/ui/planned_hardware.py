@@ -24,7 +24,7 @@ def planned_hardware(plan: Plan | None) -> str | None:
     for name, each in hardware.table().items():
         if each is None or each.name != name or each.memory != capacity:
             continue
-        peaks = [of_precision / 1e12 for of_precision in (each.bf16, each.fp8) if of_precision]
+        peaks = [of_precision / 1e12 for of_precision in (each.tf32, each.bf16, each.fp8) if of_precision]
         if peak is None or any(abs(peak / known - 1) <= _ROUNDED for known in peaks):
             return name
     return None

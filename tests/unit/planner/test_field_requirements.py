@@ -99,6 +99,15 @@ def test_attention_of_no_layer_is_refused_with_the_kernel_instead(
     assert any(each.startswith("spec.training.attentionBackend: local") for each in found)
 
 
+@pytest.mark.parametrize("kernel", ["flash", "fused"])
+def test_fused_attention_of_fp32_is_refused_with_the_kernels_instead(resolve: Resolve, kernel: str) -> None:
+    training = {"attentionBackend": kernel, "bf16": False}
+    found = refused(resolve, ("llama3-8b", 8, "h100-sxm"), training=training)
+    assert any("has no such kernel for FP32 (bf16 false); set auto or unfused" in each for each in found)
+    assert plan(resolve("llama3-8b", 8, training=training | {"attentionBackend": "auto"})).world_size == 8
+    assert plan(resolve("llama3-8b", 8, training={"attentionBackend": kernel, "fp16": True})).world_size == 8
+
+
 def test_attention_of_a_specification_of_local_layers_is_accepted(resolve: Resolve) -> None:
     settings = {"training": {"attentionBackend": "local"}, "megatronArgs": {"spec": ["local", "layers"]}}
     assert plan(resolve("llama3-8b", 8, **settings)).world_size == 8

@@ -233,6 +233,15 @@ def test_without_dropout_there_are_no_masks() -> None:
     assert masks == pytest.approx((2 * 20 + 1) * 8192 * 4096 / 4 * 4, rel=1e-6)
 
 
+def test_activations_of_fp32_have_twice_the_bytes_of_bf16() -> None:
+    wide = Numerics(weight=4, gradient=4, optimizer=8, gathered_weight=4)
+    masks = 2 * 8192 * 4096 / 4
+    assert layer_bytes(workload(numerics=wide), DENSE) == 2 * layer_bytes(workload(), DENSE) - masks
+    plain, full = LLAMA | {"hiddenDropout": 0}, Recomputation("full")
+    kept = activations(workload(plain, numerics=wide, recompute=full), 0)
+    assert kept == pytest.approx(2 * activations(workload(plain, recompute=full), 0), rel=1e-3)
+
+
 def test_16_bit_moments_need_fp32_copies_while_the_optimizer_steps() -> None:
     args = {"exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
     training = TrainingSpec.model_validate({"bf16": True, "usePrecisionAwareOptimizer": True})

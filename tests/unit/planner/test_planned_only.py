@@ -15,6 +15,7 @@ from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import layer_parameters, parameters
 from megatron_operator.planner.estimate.uncertainty import table
+from megatron_operator.planner.estimate.workload import Workload
 
 LIBRARY = catalog.load()
 Resolve = Callable[..., ResolvedRecipe]
@@ -148,6 +149,16 @@ def test_unfused_attention_is_not_split_over_context_parallel_ranks(resolve: Res
     }
     with pytest.raises(InvalidRecipeError, match="CP 2 requires a fused kernel of attention"):
         plan(resolve("llama3-8b", 8, **spec))
+
+
+def test_attention_of_fp32_is_unfused_and_not_split_over_context_parallel_ranks(resolve: Resolve) -> None:
+    in_fp32: dict[str, Any] = {"training": {"bf16": False}}
+    for training, unfused in ({"bf16": False}, True), ({}, False), ({"fp16": True}, False):
+        resolved = resolve("llama3-8b", 8, training=training)
+        assert Workload.of(resolved, plan(resolved)).execution.unfused_attention is unfused
+    assert plan(resolve("llama3-8b", 8, **in_fp32)).context_parallel_size == 1
+    with pytest.raises(InvalidRecipeError, match=r"CP 2 requires a fused kernel .* FP32 .*bf16: true"):
+        plan(resolve("llama3-8b", 8, **in_fp32, parallelism={"contextParallelSize": 2}))
 
 
 def test_norms_over_all_heads_are_split_over_tensor_parallel_ranks() -> None:

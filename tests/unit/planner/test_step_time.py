@@ -9,7 +9,7 @@ from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate import step_time as speed
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.step_time import StepTime, expected, step_time
-from megatron_operator.planner.estimate.workload import Execution, Recomputation, Workload
+from megatron_operator.planner.estimate.workload import Execution, Numerics, Recomputation, Workload
 
 from bench import planner as error_table
 from bench.published import Measurement, measurements
@@ -106,6 +106,37 @@ def test_the_exchange_of_the_first_micro_batch_is_hidden_by_no_other() -> None:
     many = on_h100(EXPERTS, **shape, execution=overlapped, micro_batches=1000).expert / 1000
     assert five == pytest.approx((1 - 0.9 * 0.8) * plain)
     assert many == pytest.approx(0.1 * plain, rel=0.01)
+
+
+FP32 = Numerics(weight=4, gradient=4, optimizer=8, gathered_weight=4)
+
+
+def test_fp32_is_multiplied_in_tf32_at_half_the_peak_of_bf16_and_moves_twice_the_bytes() -> None:
+    bf16 = dataclasses.replace(DENSE, numerics=Numerics())
+    plain, wide = on_h100(bf16), on_h100(bf16, numerics=FP32)
+    assert 1.8 < wide.matmul / plain.matmul < 3
+    assert wide.elementwise == pytest.approx(2 * plain.elementwise)
+    assert wide.tensor == pytest.approx(2 * plain.tensor)
+    assert wide.pipeline == pytest.approx(2 * plain.pipeline)
+    whole = on_h100(EXPERTS, numerics=FP32, execution=Execution()).expert
+    assert whole == pytest.approx(2 * on_h100(EXPERTS, execution=Execution()).expert)
+
+
+def test_the_mfu_of_fp32_is_a_share_of_the_tf32_peak() -> None:
+    assert isinstance(H100, Accelerator)
+    found = expected(dataclasses.replace(DENSE, numerics=FP32), H100)
+    assert found.mfu == pytest.approx(found.tflops_per_gpu * 1e12 / (989.4e12 / 2))
+
+
+def test_unfused_attention_of_fp32_is_multiplied_without_tensor_cores() -> None:
+    run = Execution(unfused_attention=True)
+    assert (
+        on_h100(DENSE, numerics=FP32, execution=run).attention > 3 * on_h100(DENSE, execution=run).attention
+    )
+    ada, a100 = hardware.get("l40s"), hardware.get("a100-80")
+    assert ada is not None
+    assert a100 is not None
+    assert (ada.fp32 / ada.bf16, a100.tf32) == (1 / 4, 156e12)
 
 
 def test_parts_add_up_to_the_step() -> None:

@@ -260,7 +260,9 @@ def test_a_recipe_that_names_its_accelerator_or_has_no_plan_is_not_compared_by_a
 
 @pytest.mark.parametrize(("name", "found"), [("gb200", "gb200"), ("h800", "h100-sxm")])
 def test_the_accelerator_of_a_plan_is_found_by_its_memory_and_peak(name: str, found: str) -> None:
-    plan = Recipe("llama3-8b", name="any", accelerator=name, count=8, data={"mockData": True}).plan().plan
+    run: dict[str, Any] = {"name": "any", "accelerator": name, "count": 8, "data": {"mockData": True}}
+    assert planned_hardware(Recipe("llama3-8b", **run, training={"bf16": False}).plan().plan) == found
+    plan = Recipe("llama3-8b", **run).plan().plan
     assert planned_hardware(plan) == found
     assert plan.expected is not None
     slower = plan.expected.model_copy(update={"tflops_per_gpu": plan.expected.tflops_per_gpu / 3})

@@ -37,6 +37,15 @@ def _attention_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
         message = "local is refused by Megatron without a specification of layers of that name (--spec local)"
         fix = "set unfused, or leave it out: with transformerImpl local, attention is local without it"
         yield FieldError("spec.training.attentionBackend", message, fix)
+    training = resolved.training
+    in_fp32 = resolved.profile.platform == "gpu" and not (training.bf16 or training.fp16)
+    if in_fp32 and not is_local and training.attention_backend in ("flash", "fused"):
+        message = "but Transformer Engine has no such kernel for FP32 (bf16 false)"
+        yield FieldError(
+            "spec.training.attentionBackend",
+            f"{training.attention_backend}, {message}",
+            "set auto or unfused, or bf16: true",
+        )
 
 
 def _topk_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:

@@ -28,7 +28,9 @@ class CommunicationModel:
         self._levels = [(level.ranks, level.uplink * constants.network) for level in on.levels]
 
     def _seconds(self, moved: float, span: int, stride: int) -> float:
-        """Seconds to move `moved` bytes within a group that spans `span` ranks, every `stride`th of them."""
+        """Seconds to move activations, of `moved` bytes in 16 bits, within a group that spans `span` ranks,
+        every `stride`th of them."""
+        moved *= self._w.numerics.widths
         nearest = moved / (self._link if span <= self._domain else self._network)
         return max(nearest, self._uplinks(moved, span, stride))
 
@@ -116,6 +118,7 @@ class CommunicationModel:
         moved = (
             4
             * 2
+            * w.numerics.widths
             * w.tokens
             / w.dims.tp
             * shape.expert_hidden

@@ -35,8 +35,6 @@ _FULL_NORM_BYTES = 96
 """Bytes moved per element of queries and keys by a norm over all heads (`_FullDimRMSNorm` of Megatron-Bridge,
 unfused): forward a cast to FP32 (6), squares (8), their sum (4), the product with the root (8), a cast back
 (6) and the product with the weight (4); backward is taken to be 5/3 of it."""
-_FP32_SHARE = 1 / 15
-"""FLOP/s of FP32 products without tensor cores, relative to the BF16 peak (H100 data sheet: 67 of 989)."""
 _FORWARD_AND_BACKWARD = 3
 """The backward pass of a product is two products of the same size."""
 
@@ -65,6 +63,7 @@ class ComputeModel:
         self._w, self._on, self._c = w, on, constants
         reached = constants.reached(on.architecture)
         self._bf16, self._fp8 = on.bf16 * reached, (on.fp8 or on.bf16) * reached
+        self._tf32 = on.tf32 * reached
         self._sequence_split = w.dims.tp if w.split_sequence else 1
         self._computed: dict[LayerKind, ComputeTime] = {}
 
@@ -77,7 +76,7 @@ class ComputeModel:
         return layers
 
     def _output(self, stage: int) -> float:
-        """Output layer and loss of the last stage, again for each multi-token prediction; always BF16.
+        """Output layer and loss of the last stage, again for each multi-token prediction; never in FP8.
 
         Own derivation: the loss passes over the FP32 logits, 4 bytes each, six times.
         """
@@ -153,6 +152,7 @@ class ComputeModel:
         w = self._w
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
         mixing = self._scan(kind) if kind.scans else 0.0
+        moving = (self._elementwise(kind) + mixing) * w.numerics.widths
         return ComputeTime(
             matmul=sum(self._product(product, passes=factor) for product in layer_products(w, kind))
             + sum(
@@ -162,7 +162,7 @@ class ComputeModel:
             # Their inputs have no gradients.
             + sum(self._product(product, passes=factor - 1) for product in _index_products(w, kind)),
             attention=self._attention_of(kind) if kind.attends else 0.0,
-            elementwise=(self._elementwise(kind) + mixing) * factor / _FORWARD_AND_BACKWARD,
+            elementwise=moving * factor / _FORWARD_AND_BACKWARD,
         )
 
     def _scan(self, kind: LayerKind) -> float:
@@ -211,18 +211,22 @@ class ComputeModel:
 
         Roofline model (Williams et al. 2009): each pass takes the longer of arithmetic and memory traffic,
         which is two operands in the precision of the product and a result of 2 bytes; the weight gradient is
-        read and written.
+        read and written. FP32 has 4 bytes; Transformer Engine multiplies it in TF32
+        (`CUBLAS_COMPUTE_32F_FAST_TF32`), and PyTorch, which has the output layer, without tensor cores.
         """
         w, on, c = self._w, self._on, self._c
         in_fp8 = fp8 and not product.in_bf16 and w.numerics.fp8 and on.fp8 is not None
         peak = self._fp8 * c.fp8 if in_fp8 else self._bf16 * c.bf16
-        size = 1 if in_fp8 else 2
+        if w.numerics.in_fp32:
+            peak = self._tf32 * c.bf16 if fp8 else on.fp32
+        result = 2 * w.numerics.widths
+        size = 1 if in_fp8 else result
         first, second, out = product.operands
         arithmetic, bandwidth = product.work(c.edge) / peak, on.memory_bandwidth * c.memory
-        forward = max(arithmetic, (size * (first + second) + 2 * out) / bandwidth)
+        forward = max(arithmetic, (size * (first + second) + result * out) / bandwidth)
         if passes == 1:
             return forward + c.matmul_seconds
-        inputs = max(arithmetic, (size * (out + second) + 2 * first) / bandwidth)
+        inputs = max(arithmetic, (size * (out + second) + result * first) / bandwidth)
         if self._w.language_frozen if frozen is None else frozen:
             return forward * (passes - 2) + inputs + (passes - 1) * c.matmul_seconds
         weights = max(arithmetic, (size * (out + first) + 2 * w.numerics.gradient * second) / bandwidth)
@@ -237,7 +241,8 @@ class ComputeModel:
         FlashAttention is 2.5 times that (arXiv:2307.08691, section 3.1). A head of width d below 128 reaches
         d / (d + 64) of the peak instead of 2/3, as it has the same number of exponentials for fewer products
         (arXiv:2407.08608, figure 5). Selective and full recomputation repeat the forward pass. Unfused
-        attention also computes the masked half and writes its probabilities: 12 bytes per score and pass.
+        attention also computes the masked half and writes its probabilities: 12 bytes per score and pass, 24
+        in FP32, of which PyTorch computes the products without tensor cores.
         """
         w, shape, c = self._w, self._w.shape, self._c
         core = 2 * own.heads * own.head_dim
@@ -253,8 +258,9 @@ class ComputeModel:
             reached = c.attention * min(1.0, 1.5 * width / (width + 64))
             return forward * passes / (self._on.bf16 * reached)
         scores = w.tokens * w.seq_length * own.heads / w.dims.tp
-        products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
-        return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
+        peak = self._on.fp32 if w.numerics.in_fp32 else self._bf16 * c.bf16
+        moved = scores * 12 * w.numerics.widths
+        return (3 + repeats) * (2 * forward / peak + moved / (self._on.memory_bandwidth * c.memory))
 
     def _attention_of(self, kind: LayerKind) -> float:
         """Seconds of attention of one layer of this kind, forward and backward."""
@@ -272,7 +278,7 @@ class ComputeModel:
                 on.memory_bandwidth * c.memory
             )
         passes = _FORWARD_AND_BACKWARD + full
-        flops = (done.attention * passes + done.index) / (on.bf16 * _FP32_SHARE)
+        flops = (done.attention * passes + done.index) / on.fp32
         return flops + done.moved * passes / (on.memory_bandwidth * c.memory)
 
     @property

@@ -56,6 +56,19 @@ class Accelerator:
     levels: tuple[TopologyLevel, ...] = ()
     """What the platform describes between node or NVLink domain and the whole network, nearest first."""
 
+    @property
+    def tf32(self) -> float:
+        """Dense TF32 peak in FLOP/s: half of that of BF16 on all chips of the table, as in data sheets."""
+        return self.bf16 / 2
+
+    @property
+    def fp32(self) -> float:
+        """FP32 peak without tensor cores in FLOP/s, from that of BF16.
+
+        Data sheets: 92 of 362 on L40S; 67 of 989 on H100, of which other architectures have about the share.
+        """
+        return self.bf16 * (1 / 4 if self.architecture in ("ada", "rtx-blackwell") else 1 / 15)
+
     def overlaps_tensor_parallel(self, tp: int) -> bool:
         """Whether tpCommOverlap can work for TP groups of `tp` ranks.
 

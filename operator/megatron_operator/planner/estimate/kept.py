@@ -18,7 +18,7 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
     the width if gated, and the activation. For a GPT with as many groups as heads this is (18 h + 4 f) / t,
     as `theoretical_memory_usage.py` counts for every model. Latent attention, Mamba-2 and gated delta nets
     have their own tensors, and a layer of a hybrid model has only one norm. FP8 keeps inputs of linear layers
-    in one byte, and the attention's output twice.
+    in one byte, and the attention's output twice. In FP32 all but the masks is of 4 bytes.
 
     With sequence parallelism all of it is split over t tensor-parallel ranks, without only what is not 8 h
     and masks.
@@ -32,7 +32,7 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
     if shape.post_norms:
         norms += 2 * shape.hidden * kind.parts
     norms += kind.parts * residual_streams.kept_bytes(shape.hidden, shape.streams, modules)
-    whole = norms + (shape.hidden * kind.parts if shape.dropout else 0)
+    whole, masks = norms, shape.hidden * kind.parts if shape.dropout else 0
     if shape.expert_norms and kind.is_moe:
         # Inputs of the norms behind experts and shared experts, the shared experts' input and the router's.
         whole += 8.0 * shape.hidden
@@ -45,12 +45,15 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
     split = _mixer_width(w, kind, modules)
     if kind.feed_forward is not None:
         split += _expert_width(w, modules) if kind.is_moe else _dense_width(w, kind, modules)
+    whole = w.numerics.widths * whole + masks
+    split *= w.numerics.widths
     return w.tokens * (split / w.dims.tp + whole / (w.dims.tp if w.split_sequence else 1))
 
 
 def stream_bytes(w: Workload, kind: LayerKind) -> float:
     """Bytes of the residual streams of one layer while they are recomputed, of one micro batch."""
     each = residual_streams.recomputed_bytes(w.shape.hidden, w.shape.streams, _modules(w))
+    each *= w.numerics.widths
     return w.tokens * kind.parts * each / (w.dims.tp if w.split_sequence else 1)
 
 

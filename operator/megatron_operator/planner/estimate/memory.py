@@ -271,12 +271,13 @@ _WITHOUT_SP = 1.05
 def _output_bytes(w: Workload) -> float:
     """Bytes of the output layer's input and of the logits in FP32.
 
-    Without sequence parallelism 2 bytes each, as Megatron counts.
+    Without sequence parallelism 2 bytes each, as Megatron counts; 4 where all is in FP32.
     """
     vocabulary, hidden = w.shape.padded_vocab(w.dims.tp), w.shape.hidden
+    widths = w.numerics.widths
     if w.split_sequence:
-        return 4 * w.tokens * (hidden + vocabulary) / w.dims.tp
-    return 2 * w.tokens * (vocabulary / w.dims.tp + hidden)
+        return 4 * w.tokens * (widths * hidden + vocabulary) / w.dims.tp
+    return 2 * widths * w.tokens * (vocabulary / w.dims.tp + hidden)
 
 
 def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: float) -> float:
@@ -286,7 +287,8 @@ def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: fl
     of the largest layer, `whole` those of all `layers`, each of one micro batch. Megatron counts units within
     each virtual stage.
     """
-    boundary = 2 * w.tokens * w.shape.streams * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
+    inputs = 2 * w.numerics.widths * w.tokens * w.shape.streams * w.shape.hidden
+    boundary = inputs / (w.dims.tp if w.split_sequence else 1)
     virtual_stage = -(-layers // w.dims.vp)
     unit = min(w.recompute.layers, virtual_stage) or 1
     if w.recompute.method == "block":
@@ -324,4 +326,4 @@ def _buffers(w: Workload) -> float:
         if shape.is_moe and w.dims.ep > 1
         else 0
     )
-    return gathered + dispatched
+    return w.numerics.widths * (gathered + dispatched)

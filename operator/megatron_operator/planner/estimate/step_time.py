@@ -68,14 +68,14 @@ def estimate(resolved: ResolvedRecipe, plan: Plan) -> Expected | None:
 def expected(w: Workload, on: Accelerator) -> Expected:
     """Expected seconds per step, tokens per second and TFLOP/s of a GPU, MFU and bubble.
 
-    MFU is the share of the peak of the training precision (arXiv:2204.02311, appendix B), with the model's
-    FLOPs as Megatron counts them; the bubble is a share of the step.
+    MFU is the share of the peak of the training precision, for FP32 that of TF32 (arXiv:2204.02311,
+    appendix B), with the model's FLOPs as Megatron counts them; the bubble is a share of the step.
     """
     step = step_time(w, on)
     seconds = step.total
     tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dims.dp / w.dims.world_size
     flops = tokens * flops_per_token(w.shape, w.seq_length, w.shape.padded_vocab(w.dims.tp)) / seconds
-    peak = on.fp8 if w.numerics.fp8 and on.fp8 else on.bf16
+    peak = on.fp8 if w.numerics.fp8 and on.fp8 else on.tf32 if w.numerics.in_fp32 else on.bf16
     factor = spread(w, on)
     return Expected(
         step_seconds=seconds,

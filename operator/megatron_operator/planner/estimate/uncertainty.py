@@ -90,4 +90,4 @@ def _precision(n: Numerics) -> str:
         return "fp4"
     if n.fp8:
         return "mxfp8" if n.block_scaled else "fp8"
-    return "fp32" if n.weight == 4 else "bf16"
+    return "fp32" if n.in_fp32 else "bf16"

@@ -48,6 +48,16 @@ class Numerics:
     gathered_weight: float = 2
     """Bytes per parameter that the distributed optimizer gathers."""
 
+    @property
+    def in_fp32(self) -> bool:
+        """Whether weights, and what layers compute, are in FP32."""
+        return self.weight == 4
+
+    @property
+    def widths(self) -> float:
+        """Width of an element that layers compute, relative to 16 bits."""
+        return 2 if self.in_fp32 else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
@@ -292,10 +302,12 @@ def execution(
     """Kernels and overlaps as the recipe's settings select them.
 
     `trainers_layers`: whether sparse attention is computed by layers of the trainer, without fused kernels.
+    Transformer Engine has no fused attention for FP32 (`get_attention_backend`).
     """
     return Execution(
         unfused_attention=training.attention_backend in ("unfused", "local")
-        or training.transformer_impl == "local",
+        or training.transformer_impl == "local"
+        or not (training.bf16 or training.fp16),
         fused_sparse_attention=args.get("dsa-kernel-backend", "none") != "none" and not trainers_layers,
         tensor_overlap=bool(parallelism.tp_comm_overlap),
         expert_overlap=bool(args.get("overlap-moe-expert-parallel-comm")),

@@ -53,6 +53,8 @@ class ConstraintContext:
     """Whether layers are built without Transformer Engine."""
     unfused_attention: bool = False
     """Whether Transformer Engine computes attention without a fused kernel."""
+    in_fp32: bool = False
+    """Whether Transformer Engine computes in FP32, for which it has no fused kernel of attention."""
     whole_norms: bool = False
     """Whether each rank builds norms of the queries and keys of all heads."""
     one_stage: bool = False
@@ -292,6 +294,9 @@ def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagno
             f"CP {cp} requires a fused kernel of attention, but attentionBackend is unfused",
             "leave it out, or set attentionBackend to fused, flash or auto",
         )
+    elif context.in_fp32:
+        message = f"CP {cp} requires a fused kernel of attention, which there is not for FP32 (bf16 false)"
+        found.error(field, message, "leave it out, or set training.bf16: true")
     if seq % (2 * cp):
         found.error(
             field,

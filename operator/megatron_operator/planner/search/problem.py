@@ -91,6 +91,7 @@ class PlanningProblem:
             cp_comm_type=self.asked.cp_comm_type,
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
             unfused_attention=self.resolved.training.attention_backend == "unfused",
+            in_fp32=self.numerics.in_fp32 and not self.on_cpu,
             whole_norms=bridge_support.architecture(self._function) in bridge_support.NORMALIZED_WHOLE,
             one_stage=bridge_support.is_in_one_stage(self._function),
             virtual_stages=bridge_support.has_virtual_stages(self._function),
