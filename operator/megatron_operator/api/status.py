@@ -118,7 +118,7 @@ class Plan(ApiModel):
     gradient_accumulation: int
     """Micro batches per iteration of one data-parallel rank."""
     train_iters: int | None = None
-    """Iterations of the whole run; none with a batch ramp-up."""
+    """Iterations of the whole run."""
     train_samples: int | None = None
     """Samples of the whole run, where the recipe counts by them."""
     parameters: int | None = None

@@ -8,6 +8,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import ExportSpec
 from megatron_operator.api.recipe import CheckpointSpec
+from megatron_operator.catalog import ramp_up
 from megatron_operator.catalog.data import validates
 
 KEEP_BEST = "spec.checkpoint.keepBest"
@@ -96,4 +97,9 @@ def _iterations(training: Mapping[str, Any]) -> int | None:
     if (given := training.get("trainIters")) is not None:
         return int(given)
     samples, batch = training.get("trainSamples"), training.get("globalBatchSize")
-    return None if samples is None or batch is None else int(samples) // int(batch)
+    if samples is None:
+        return None
+    if batch is not None:
+        return int(samples) // int(batch)
+    steps = ramp_up.of_training(training)
+    return None if steps is None else ramp_up.iterations_of(steps, int(samples))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
+from megatron_operator.catalog import ramp_up
 
 Training = dict[str, Any]
 
@@ -155,10 +156,16 @@ def _convert_warmup_and_decay(
         before = f"{name}{other}"
         if before in training:
             value = training.pop(before)
-            after = value * batch if unit == "Samples" else math.ceil(value / batch)
+            after = _samples(training, value, batch) if unit == "Samples" else math.ceil(value / batch)
             training[f"{name}{unit}"] = after
             found.note(f"{before} {value:,} is {name}{unit} {after:,}, in the unit of {given}")
     return True
+
+
+def _samples(training: Training, iterations: int, batch: int) -> int:
+    """Samples of the first so many iterations, which under a ramp-up have the batches of its first steps."""
+    steps = ramp_up.of_training(training)
+    return iterations * batch if steps is None else ramp_up.samples_of(steps, iterations)
 
 
 def _unit(training: Training) -> str:

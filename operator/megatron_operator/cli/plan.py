@@ -10,6 +10,7 @@ from megatron_operator.cli import printing, run_length
 from megatron_operator.cli.conversion_jobs import conversion_lines
 from megatron_operator.cli.inputs import Price, RecipeOptions, load_recipe, recipe_options, single_option
 from megatron_operator.cli.tables import Column, output_width, print_fitting, print_item
+from megatron_operator.planner.batch import full_steps
 
 if TYPE_CHECKING:
     from megatron_operator.planner import Alternative, PlannedRun
@@ -146,7 +147,8 @@ def _speed(expected: Expected | None, p: Plan) -> tuple[str, str, str]:
     """Tokens per second and GPU, model FLOPs utilization, days for the whole run."""
     if expected is None:
         return "-", "-", "-"
-    days = expected.step_seconds * p.train_iters / 86400 if p.train_iters else None
+    steps = full_steps(p)
+    days = expected.step_seconds * steps / 86400 if steps else None
     return (
         f"{expected.tokens_per_second_per_gpu:,.0f}",
         f"{expected.mfu:.0%}",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Plan
+from megatron_operator.planner.batch import full_steps
 from megatron_operator.planner.durations import duration
 
 LONG_DAYS = 60
@@ -25,10 +26,14 @@ class Cost:
 
 
 def run_seconds(plan: Plan) -> float | None:
-    """Estimated seconds of all iterations; None where speed or length is unknown."""
-    if plan.expected is None or not plan.train_iters:
+    """Estimated seconds of all iterations; None where speed or length is unknown.
+
+    Under a ramp-up of the batch at the speed of the largest.
+    """
+    steps = full_steps(plan)
+    if plan.expected is None or not steps:
         return None
-    return plan.expected.step_seconds * plan.train_iters
+    return plan.expected.step_seconds * steps
 
 
 def cost(plan: Plan, price: float) -> Cost | None:

@@ -12,6 +12,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, Entry, PublishedLayout, hugging_face
 from megatron_operator.catalog.accelerator import select_accelerator
 from megatron_operator.planner.admission import PlannedRun, admit
+from megatron_operator.planner.batch import full_steps
 from megatron_operator.planner.batch_for_count import (
     lacks_only_a_batch,
     smaller_micro_batch,
@@ -204,8 +205,8 @@ def _reasons(
     if batch is not None:
         own = entry.training.global_batch_size
         yield f"globalBatchSize {batch}: its {own} cannot be divided over {found.data_parallel_size} ranks"
-    if found.expected is not None and found.train_iters:
-        seconds = found.expected.step_seconds * found.train_iters
+    if found.expected is not None and found.train_iters and (steps := full_steps(found)):
+        seconds = found.expected.step_seconds * steps
         yield f"{duration(seconds)} for its {found.train_iters:,} iterations, as estimated"
     if not entry.starts:
         yield f"planned only, and not started: {entry.obstacle}"

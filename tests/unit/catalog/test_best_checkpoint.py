@@ -26,6 +26,13 @@ def test_checkpoints_that_are_evaluated_before_the_last_one_are_accepted(
     assert resolve(**asked(save, every)).checkpoint.keep_best
 
 
+def test_a_run_with_a_batch_ramp_must_evaluate_a_checkpoint_too(refusal: Refusal) -> None:
+    """500 iterations of 32."""
+    ramp = {"trainSamples": 16000, "trainIters": None, "stepBatchSizeSchedule": "0:32 10M:64"}
+    found = refusal(**asked(100, 600, **ramp))
+    assert "would always choose the last iteration, 500" in found[KEEP]
+
+
 @pytest.mark.parametrize(
     ("save", "every", "fix"),
     [

@@ -45,7 +45,15 @@ def test_tokens_become_samples_under_a_batch_ramp(resolve: Resolve) -> None:
     assert training.train_samples == 10_000_000 // 128
     assert training.train_iters is None
     assert training.global_batch_size is None
-    assert training.lr_warmup_samples == 20 * 64
+    assert training.lr_warmup_samples == 20 * 32
+
+
+def test_a_warmup_in_iterations_has_the_samples_of_the_first_batches_of_a_ramp(resolve: Resolve) -> None:
+    """The batch is 32 up to sample 390, for 13 iterations, and then 64."""
+    asked = {"trainTokens": "10M", "stepBatchSizeSchedule": "0:32 50K:64"}
+    resolved = resolve(recipe="small-1", training=asked)
+    assert resolved.training.lr_warmup_samples == 13 * 32 + 7 * 64
+    assert any("lrWarmupIters 20 is lrWarmupSamples 864" in note for note in resolved.notes)
 
 
 def test_iterations_under_a_batch_ramp_are_rejected(refusal: Refusal) -> None:

@@ -108,6 +108,16 @@ def test_a_price_gives_the_cost_of_the_run() -> None:
     )
 
 
+def test_a_run_with_a_batch_ramp_up_has_the_length_of_its_samples_at_the_largest_batch() -> None:
+    words = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
+    words += ("--set", "training.trainTokens=20B", "--price", "2")
+    ramp = plan(*words, "--set", "training.stepBatchSizeSchedule=0:64 5B:128")
+    constant = plan(*words, "--set", "training.globalBatchSize=128")
+    assert ramp["trainIters"] > 1.2 * constant["trainIters"]
+    assert ramp["runSeconds"] == pytest.approx(constant["runSeconds"], rel=0.02)
+    assert ramp["cost"] == pytest.approx(constant["cost"], rel=0.02)
+
+
 def test_without_a_price_there_is_no_cost() -> None:
     assert "cost" not in plan(*LLAMA)
 

@@ -34,6 +34,20 @@ def hub_tokenizer(name: str = "org/name") -> dict[str, Any]:
             "training.lrWarmupIters 99,999 is 100% of the run's 100,000 iterations",
         ),
         (
+            {"training": {"trainTokens": "20B", "stepBatchSizeSchedule": "0:64 20B:128"}},
+            "the batch 128 begins at sample 2,441,406, and the run ends after 2,441,406",
+        ),
+        (
+            {
+                "training": {
+                    "trainTokens": "20B",
+                    "stepBatchSizeSchedule": "0:64 5B:128",
+                    "evalInterval": 30_000,
+                }
+            },
+            "training.evalInterval 30,000 is above the run's 23,842 iterations",
+        ),
+        (
             {"training": {"trainIters": 100, "lrWarmupIters": 10, "evalInterval": 200}},
             "training.evalInterval 200 is above the run's 100 iterations",
         ),

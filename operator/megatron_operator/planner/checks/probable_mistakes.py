@@ -6,7 +6,7 @@ from typing import Final
 
 from megatron_operator.api.errors import shown
 from megatron_operator.api.status import Plan
-from megatron_operator.catalog import hub
+from megatron_operator.catalog import hub, ramp_up
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.durations import duration
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
@@ -31,6 +31,7 @@ def probable_mistakes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return [
         *_rate(resolved),
         *_warm_up(resolved, plan),
+        *_ramp_up(resolved),
         *_intervals(resolved, plan),
         *_frequent_saves(resolved, plan),
         *_rendezvous(resolved, plan),
@@ -56,6 +57,18 @@ def _warm_up(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
         is_own = resolved.is_set_by_user(f"training.{name}")
         if warm_up and length and warm_up > _LONG_WARM_UP * length and is_own:
             yield f"training.{name} {warm_up:,} is {warm_up / length:.0%} of the run's {length:,} {unit}"
+
+
+def _ramp_up(resolved: ResolvedRecipe) -> Iterator[str]:
+    """A batch that begins with or after the end of the run."""
+    training = resolved.training
+    steps, length = ramp_up.of_training(training.wire()), training.train_samples
+    late = next((step for step in steps or () if length is not None and step[0] >= length), None)
+    if late is not None:
+        yield (
+            f"training.stepBatchSizeSchedule: the batch {late[1]:,} begins at sample {late[0]:,}, and the run"
+            f" ends after {length:,}"
+        )
 
 
 def _tokenizer_of_a_hub(resolved: ResolvedRecipe) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner import batch
 
 LONGEST: Final = 20
 """Iterations; one of a large model is tens of megabytes, and all ranks wait while the trace is written."""
@@ -20,7 +21,7 @@ def profile_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     if iterations > LONGEST:
         fix = f"set at most {window.start + LONGEST - 1}"
         yield FieldError("spec.profile.end", f"{window.end}: {iterations} iterations are too many", fix)
-    total = resolved.training.train_iters
+    total = batch.iterations(resolved.training)
     if total is not None and window.end > total:
         message = f"{window.end} is above the run's {total} iterations: nothing would be written"
         yield FieldError("spec.profile.end", message, f"set at most {total}")
