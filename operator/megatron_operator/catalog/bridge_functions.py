@@ -96,7 +96,7 @@ def unsupported_setting_errors(
     errors = [
         FieldError(
             f"spec.{field}",
-            f"is not passed to Megatron-Bridge{_WHOLE.get(field, f': {function.function} sets it')}",
+            f"is not passed to Megatron-Bridge{_why_not_passed(field, function)}",
             _warm_up_fix(spec.training, function) if field in _WARM_UPS and spec.training else "leave it out",
         )
         for field in unsupported
@@ -111,9 +111,23 @@ def unsupported_setting_errors(
     ):
         if number is not None and number != own:
             message = f"{number} is not the precision of {function.function} ({function.precision})"
-            fix = "set recipe to a function of that precision"
-            errors.append(FieldError(f"spec.training.{field}", message, fix))
+            has_other = any(each.training.wire().get(field) == number for each in entry.layouts)
+            # Functions that the operator starts train in BF16.
+            other = "set recipe to a function of that precision, or " if has_other and not started else ""
+            errors.append(FieldError(f"spec.training.{field}", message, f"{other}leave it out"))
     return errors
+
+
+def _why_not_passed(field: str, function: PublishedLayout) -> str:
+    """What follows `is not passed to Megatron-Bridge`."""
+    if field in _WHOLE:
+        return _WHOLE[field]
+    leaf, own = field.rpartition(".")[2], function.training
+    if leaf == "stepBatchSizeSchedule":
+        return ", whose functions train with one batch size"
+    if (leaf.startswith("fp8") and not own.fp8_format) or (leaf.startswith("fp4") and not own.fp4_format):
+        return f": {function.function} trains in {function.precision}"
+    return f": {function.function} sets it"
 
 
 def _warm_up_fix(asked: TrainingSpec, function: PublishedLayout) -> str:

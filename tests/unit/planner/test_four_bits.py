@@ -108,5 +108,5 @@ def test_a_published_layout_for_another_precision_is_not_taken(resolve: Any) -> 
 def test_a_function_of_megatron_bridge_keeps_its_own_precision() -> None:
     assert refusals("gemma2-2b-sft", training=FP4) == [
         "spec.training.fp4Format: e2m1 is not the precision of gemma2_2b_sft_1gpu_h100_bf16_config (bf16);"
-        " set recipe to a function of that precision"
+        " leave it out"
     ]
