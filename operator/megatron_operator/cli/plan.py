@@ -65,7 +65,7 @@ def command(options: RecipeOptions, price: float | None, output: str) -> None:
 def _print(planned: "PlannedRun", alternatives: "list[Alternative]", price: float | None) -> None:
     p = planned.plan
     click.secho(f"{planned.name} on {p.world_size} x {planned.resolved.accelerator_type}", bold=True)
-    for name, text in [*_whole_run(p, price), *_lines(p), *conversion_lines(planned)]:
+    for name, text in [*_whole_run(planned, price), *_lines(p), *conversion_lines(planned)]:
         print_item(f"  {name:<12}", text)
     if p.memory_per_gpu is not None:
         _memory(p.memory_per_gpu)
@@ -92,10 +92,12 @@ def document(plan: Plan, alternatives: "list[Alternative]", price: float | None 
     return found
 
 
-def _whole_run(p: Plan, price: float | None) -> list[tuple[str, str]]:
+def _whole_run(planned: "PlannedRun", price: float | None) -> list[tuple[str, str]]:
     """Length and cost of the run, and what makes it long: the lines that come first."""
-    lines = []
-    if length := run_length.length(p):
+    p, lines = planned.plan, []
+    # Iterations that follow from trainTokens have no origin.
+    in_iterations = "training.trainIters" in planned.resolved.origins
+    if length := run_length.length(p, in_iterations=in_iterations):
         lines.append(("whole run", length))
     if price is not None:
         cost = run_length.cost(p, price)

@@ -128,7 +128,9 @@ def _length(best: "Recommendation") -> list[str]:
     seconds = run_seconds(best.plan) if best.plan is not None else None
     if best.plan is None or seconds is None or seconds <= LONG_DAYS * DAY:
         return []
-    return [for_a_month(best.plan, seconds)]
+    of_entry = best.entry.training
+    in_iterations = of_entry.train_tokens is None and of_entry.train_samples is None
+    return [for_a_month(best.plan, seconds, in_iterations=in_iterations)]
 
 
 def _next_command(recommendation: "Recommendation", query: "Query") -> str:

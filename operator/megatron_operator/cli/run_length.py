@@ -45,23 +45,35 @@ def cost(plan: Plan, price: float) -> Cost | None:
     return Cost(hours, hours * price)
 
 
-def length(plan: Plan) -> str | None:
-    """`7.6 years without interruptions; 30 days need about 5,952 GPUs ...`; None where it is unknown."""
+def length(plan: Plan, *, in_iterations: bool) -> str | None:
+    """`7.6 years without interruptions; 30 days need about 5,952 GPUs ...`; None where it is unknown.
+
+    `in_iterations`: as in `for_a_month`.
+    """
     seconds = run_seconds(plan)
     if seconds is None:
         return None
     text = f"{duration(seconds)} without interruptions, as estimated"
     if seconds <= LONG_DAYS * DAY:
         return text
-    return f"{text}; {for_a_month(plan, seconds)}"
+    return f"{text}; {for_a_month(plan, seconds, in_iterations=in_iterations)}"
 
 
-def for_a_month(plan: Plan, seconds: float) -> str:
-    """`for 30 days take about 9,600 GPUs ...`, of a run of `seconds`: a count and a batch with a plan."""
+def for_a_month(plan: Plan, seconds: float, *, in_iterations: bool) -> str:
+    """`for 30 days take about 9,600 GPUs ...`, of a run of `seconds`: a count and a batch with a plan.
+
+    `in_iterations`: whether settings give the run's length in iterations, which with a larger batch train
+    more tokens, so that as many fewer are named.
+    """
     count = month_count(plan, seconds)
     text = f"for {MONTH_DAYS} days take about {count:,} GPUs at this speed per GPU"
     batch = _month_batch(plan, count)
-    return text if batch == plan.global_batch_size else f"{text}, and globalBatchSize {batch:,}"
+    if batch == plan.global_batch_size:
+        return text
+    text += f", and globalBatchSize {batch:,}"
+    if not in_iterations or plan.train_iters is None:
+        return text
+    return f"{text} with trainIters {math.ceil(plan.train_iters * plan.global_batch_size / batch):,}"
 
 
 def month_count(plan: Plan, seconds: float) -> int:

@@ -93,6 +93,20 @@ def test_the_recommendation_for_a_month_is_planned() -> None:
     assert megatron("plan", *words, "--set", f"training.globalBatchSize={batch}").exit_code == 0
 
 
+def test_a_larger_batch_for_a_month_trains_as_many_tokens_in_fewer_iterations() -> None:
+    words = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
+    words += ("--set", "training.trainIters=10000000", "--set", "training.globalBatchSize=32")
+    line = megatron("plan", *words).stdout.splitlines()[1].replace(",", "")
+    named = re.search(r"take about (\d+) GPUs .* globalBatchSize (\d+) with trainIters (\d+)", line)
+    assert named is not None
+    count, batch, fewer = map(int, named.groups())
+    assert batch > 32
+    assert fewer == -(-10_000_000 * 32 // batch)
+    settings = ("--set", f"training.trainIters={fewer}", "--set", f"training.globalBatchSize={batch}")
+    month = plan(*words[:3], str(count), *words[4:6], *settings)["runSeconds"]
+    assert 20 * 86400 < month < 40 * 86400
+
+
 def test_a_run_of_hours_has_no_other_count() -> None:
     line = megatron("plan", "--recipe", "llama3-8b", "--gpus", "2048").stdout.splitlines()[1]
     assert "hours without interruptions" in line
