@@ -27,7 +27,7 @@ from megatron_operator.planner.checks.precision import (
 )
 from megatron_operator.planner.checks.profile_window import profile_errors
 from megatron_operator.planner.checks.tokenizer import tokenizer_errors
-from megatron_operator.planner.checks.topology import topology_errors
+from megatron_operator.planner.checks.topology import elastic_notes, topology_errors
 from megatron_operator.planner.checks.tracking import tracking_errors
 from megatron_operator.planner.chosen_plan import plan_of
 from megatron_operator.planner.estimate import hardware
@@ -340,6 +340,8 @@ def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
     """
     count, per_node = resolved.accelerator_count, resolved.per_node
     found.extend(topology_errors(resolved))
+    for note in elastic_notes(resolved):
+        found.note(note)
     if count < per_node:
         found.note(f"perNode {count}: fewer accelerators than the {per_node} of a node, so one pod uses all")
         return count
@@ -351,9 +353,6 @@ def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
             f"set {lower} or {lower + per_node}, or perNode to a divisor of {count}",
         )
     elastic = resolved.recovery.elastic
-    if elastic is not None and elastic.min_count == count:
-        # Also the plan of a run that has shrunk this far.
-        found.note(f"recovery.elastic.minCount {count}: on {count} accelerators the run cannot shrink")
     if elastic is not None and elastic.min_count > per_node and elastic.min_count % per_node:
         lower = elastic.min_count // per_node * per_node
         found.error(

@@ -370,3 +370,17 @@ def test_an_elastic_run_that_cannot_shrink_has_a_note(resolve: Any) -> None:
     assert smallest in plan(resolve("llama3-8b", 16, recovery={"elastic": {"minCount": 16}})).notes
     shrinks = plan(resolve("llama3-8b", 16, recovery={"elastic": {"minCount": 8}})).notes
     assert not any("cannot shrink" in note for note in shrinks)
+
+
+@pytest.mark.parametrize(("count", "least", "per_node"), [(8, 2, 4), (8, 5, 1), (4, 1, 2)])
+def test_an_elastic_run_of_one_node_has_a_note_with_the_nodes_of_which_it_can_lose_some(
+    resolve: Any, count: int, least: int, per_node: int
+) -> None:
+    elastic = {"elastic": {"minCount": least}}
+    [note] = [each for each in plan(resolve("llama3-8b", count, recovery=elastic)).notes if "elastic" in each]
+    assert note == (
+        f"recovery.elastic: on {count} accelerators of one node the run cannot shrink; with"
+        f" accelerator.perNode {per_node} it can"
+    )
+    shrinks = plan(resolve("llama3-8b", count, per_node=per_node, recovery=elastic)).notes
+    assert not any("cannot shrink" in each for each in shrinks)

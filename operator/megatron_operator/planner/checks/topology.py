@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from megatron_operator.api.errors import FieldError, field_path
 from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate import hardware
 
 _HOSTNAME = "kubernetes.io/hostname"
@@ -38,6 +39,22 @@ def topology_errors(resolved: ResolvedRecipe) -> list[FieldError]:
             f"require a wider level of topology, or set accelerator.count to at most {size}",
         )
     ]
+
+
+def elastic_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+    """That an elastic run cannot shrink, as it loses whole nodes; also of one that has shrunk this far."""
+    elastic, count = resolved.recovery.elastic, resolved.accelerator_count
+    if elastic is None or count > max(elastic.min_count, resolved.per_node):
+        return
+    if elastic.min_count >= count:
+        yield f"recovery.elastic.minCount {elastic.min_count}: on {count} accelerators the run cannot shrink"
+        return
+    least = elastic.min_count
+    of_node = max(n for n in divisors(count, count - least) if least <= n or least % n == 0)
+    yield (
+        f"recovery.elastic: on {count} accelerators of one node the run cannot shrink; with"
+        f" accelerator.perNode {of_node} it can"
+    )
 
 
 def uplink_notes(resolved: ResolvedRecipe) -> Iterator[str]:
