@@ -100,6 +100,14 @@ def test_what_megatron_refuses_or_ignores_is_refused(
     assert any(message in str(error) for error in refused.value.errors)
 
 
+@pytest.mark.parametrize("training", [FP4, {"fp8Format": "hybrid", "fp8Recipe": "mxfp8"}])
+def test_a_workstations_blackwell_is_refused_with_those_that_have_the_format(
+    resolve: Any, training: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRecipeError, match=r"or use a data-center Blackwell \(b200, gb200\)"):
+        plan(resolve("llama3-8b", 8, "rtx-pro-6000", training=training))
+
+
 def test_a_published_layout_for_another_precision_is_not_taken(resolve: Any) -> None:
     assert resolve("llama3-70b", 64, "h100-sxm").layout is not None
     assert resolve("llama3-70b", 64, "h100-sxm", training=FP4).layout is None

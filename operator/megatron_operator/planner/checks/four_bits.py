@@ -5,7 +5,7 @@ from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.hardware import Accelerator, with_block_scales
 
 _FORMAT: Final = "spec.training.fp4Format"
 _GATHER: Final = "spec.training.fp4ParamGather"
@@ -41,7 +41,7 @@ def _format_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) ->
     # Scales of blocks of 16 numbers are multiplied by Blackwell's tensor cores (`check_nvfp4_support`).
     if accelerator is not None and not accelerator.architecture.startswith("blackwell"):
         message = f"{t.fp4_format}: {accelerator.name} does not support FP4 matrix products"
-        yield FieldError(_FORMAT, message, f"{_LEAVE}, or use Blackwell or later")
+        yield FieldError(_FORMAT, message, f"{_LEAVE}, or use {with_block_scales(accelerator)}")
     if t.transformer_impl == "local":
         message = "local, but FP4 requires Transformer Engine"
         fix = "set transformer_engine, or leave fp4Format out"

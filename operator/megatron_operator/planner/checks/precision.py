@@ -6,7 +6,7 @@ from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.four_bits import four_bit_errors
 from megatron_operator.planner.checks.lowest_rate import lowest_rate_errors
-from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.hardware import Accelerator, with_block_scales
 from megatron_operator.planner.estimate.model_shape import ModelShape
 
 
@@ -94,7 +94,7 @@ def _block_scaling_errors(resolved: ResolvedRecipe, accelerator: Accelerator | N
             FieldError(
                 "spec.training.fp8Recipe",
                 f"mxfp8: {accelerator.name} does not support MXFP8 matrix products",
-                f"set tensorwise{'' if on_ada else ' or blockwise'}, or use Blackwell or later",
+                f"set tensorwise{'' if on_ada else ' or blockwise'}, or use {with_block_scales(accelerator)}",
             )
         )
     if recipe == "blockwise" and on_ada:

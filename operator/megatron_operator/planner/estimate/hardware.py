@@ -182,6 +182,13 @@ def generation(name: str, profile: AcceleratorProfile) -> Generation | None:
     return None
 
 
+def with_block_scales(accelerator: Accelerator) -> str:
+    """Chips that multiply MXFP8 and NVFP4, which this one does not."""
+    if accelerator.architecture == "rtx-blackwell":
+        return "a data-center Blackwell (b200, gb200)"
+    return "Blackwell or later"
+
+
 def nvlink_ranks(accelerator: Accelerator | None, pod: int) -> int:
     """Ranks of one NVLink domain: those of a pod of `pod` ranks, or of several pods."""
     return max(accelerator.domain, pod) if accelerator and accelerator.across_nodes else pod
