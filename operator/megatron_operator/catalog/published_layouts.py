@@ -1,5 +1,6 @@
 """Selects a published layout for a recipe: only if the recipe keeps everything that the layout depends on."""
 
+import math
 from collections.abc import Collection
 from typing import Final
 
@@ -187,6 +188,10 @@ def _indivisible(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec
     if layout.count % dims.model_parallel or layout.count % dims.expert_model_parallel:
         attention = f"TP {dims.tp} x PP {dims.pp} x CP {dims.cp}"
         return f"{attention} and EP {dims.ep} x PP {dims.pp} do not divide {layout.count}"
+    heads = merged["model"].get("numAttentionHeads") or 1
+    groups = merged["model"].get("numQueryGroups") or heads
+    if dims.cp > 1 and sizes.get("cpCommType") == "a2a" and math.gcd(heads, groups) % (dims.tp * dims.cp):
+        return f"parallelism.cpCommType a2a splits {groups} groups of heads over TP {dims.tp} x CP {dims.cp}"
     samples = training.get("microBatchSize", 1) * dims.dp
     batch = schedule.largest_batch(training)
     if batch is None or samples == 0 or batch % samples == 0:

@@ -365,6 +365,20 @@ def test_groups_without_effect_are_refused(resolve: Any, layout: dict[str, Any],
     assert any(error in each for each in refusal(resolve("llama3-8b", 8, parallelism=layout)))
 
 
+def test_a_published_layout_that_an_exchange_of_heads_does_not_divide_is_not_taken(resolve: Any) -> None:
+    """TP 4 x CP 8 for 8 groups."""
+    planned = plan(resolve("llama3-8b-128k", 64, parallelism={"cpCommType": "a2a"}))
+    assert 8 % (planned.tensor_model_parallel_size * planned.context_parallel_size) == 0
+    assert any("a2a splits 8 groups of heads over TP 4 x CP 8" in note for note in planned.notes)
+
+
+@pytest.mark.parametrize(("tp", "fix"), [(2, "a CP of 2 or 4"), (8, "a smaller tensorModelParallelSize")])
+def test_the_sizes_that_an_exchange_of_heads_divides_are_named(resolve: Any, tp: int, fix: str) -> None:
+    layout = {"cpCommType": "a2a", "tensorModelParallelSize": tp, "pipelineModelParallelSize": 1}
+    [found] = refusal(resolve("llama3-8b", 64, parallelism=layout | {"contextParallelSize": 8}))
+    assert found.endswith(f"; set p2p, or {fix}")
+
+
 def test_an_elastic_run_that_cannot_shrink_has_a_note(resolve: Any) -> None:
     smallest = "recovery.elastic.minCount 16: on 16 accelerators the run cannot shrink"
     assert smallest in plan(resolve("llama3-8b", 16, recovery={"elastic": {"minCount": 16}})).notes

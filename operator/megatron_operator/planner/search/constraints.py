@@ -317,10 +317,20 @@ def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagno
         )
     local_heads, local_groups = shape.heads // tp, max(shape.groups // tp, 1)
     if comm == "a2a" and (local_heads % cp or local_groups % cp):
+        smaller = [
+            size
+            for size in divisors(math.gcd(local_heads, local_groups))
+            if size > 1 and context.world % (tp * dims.pp * size) == seq % (2 * size) == 0
+        ]
         found.error(
             f"{_P}cpCommType",
             f"a2a splits the {local_heads} heads and {local_groups} groups of a TP rank over CP {cp} ranks",
-            "set p2p, or a CP that divides both",
+            "set p2p, or "
+            + (
+                f"a CP of {' or '.join(map(str, smaller))}"
+                if smaller
+                else "a smaller tensorModelParallelSize"
+            ),
         )
 
 
