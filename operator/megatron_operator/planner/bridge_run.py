@@ -136,7 +136,7 @@ def missing_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     found = []
     # Weights that are imported are in the model's folder.
     if resolved.init.folder_of_model is None and resolved.init.source is not None:
-        found.append(_no_folder("the architecture and the tokenizer are read from it"))
+        found.append(_no_folder(resolved, "the architecture and the tokenizer are read from it"))
     if resolved.init.source is None:
         what = "a projector between random weights" if resolved.mode == "pretrain" else "random weights"
         message = f"is not set: {resolved.recipe} would train {what}"
@@ -164,15 +164,16 @@ def _too_long(resolved: ResolvedRecipe) -> Iterator[FieldError]:
         yield FieldError("spec.training.seqLength", message, f"set it to at most {longest}")
 
 
-def _no_folder(why: str) -> FieldError:
-    fix = f"copy config.json and the tokenizer to a volume and name the folder, such as {DATA_DIR}/model"
+def _no_folder(resolved: ResolvedRecipe, why: str) -> FieldError:
+    volume = "a volume" if resolved.data.volume else "a volume, set data.volume to it"
+    fix = f"copy config.json and the tokenizer to {volume} and name the folder, such as {DATA_DIR}/model"
     return FieldError("spec.init.modelFolder", f"is not set: {why}", fix)
 
 
 def _missing_to_pretrain(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     """The model's folder, where its function reads one. What data lack: `catalog.data`."""
     if _reads_model_folder(resolved) and resolved.init.folder_of_model is None:
-        yield _no_folder("the architecture is read from its config.json")
+        yield _no_folder(resolved, "the architecture is read from its config.json")
 
 
 def _missing_to_diffuse(resolved: ResolvedRecipe) -> Iterator[FieldError]:

@@ -76,6 +76,9 @@ def test_heads_that_a_model_normalizes_together_are_not_split_over_ranks() -> No
 def test_a_function_that_reads_the_architecture_is_refused_without_a_folder() -> None:
     (refused,) = refusals(init=None)
     assert refused.startswith("spec.init.modelFolder: is not set: the architecture is read from")
+    assert "to a volume and name the folder, such as /data/model" in refused
+    (refused,) = refusals(init=None, data={"mockData": True})
+    assert "to a volume, set data.volume to it and name the folder, such as /data/model" in refused
 
 
 def test_the_folder_and_the_tokenizer_belong_to_the_checkpoints() -> None:
