@@ -10,6 +10,7 @@ from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.progress_status import TRAINING_PHASES
+from megatron_operator.lifecycle.reported_incidents import precedes_recipe
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger, settle_old_incidents
@@ -53,9 +54,16 @@ def update_ledger(status: StatusBuilder, snapshot: RunSnapshot) -> None:
 
 
 def update_reported_times(status: StatusBuilder, reading: ProgressReading | None) -> None:
-    """Set the seconds in saves and evaluations. They change all the time, so they never cause a write."""
+    """Set the seconds in saves and evaluations. They change all the time, so they never cause a write.
+
+    Pods sum them since the first start on these checkpoints. Sums that an earlier recipe of the name began
+    are not used, since its part is not known.
+    """
     ledger = status.current.ledger
     if reading is None or ledger is None:
+        return
+    started = reading.report.first_started_at
+    if started is not None and precedes_recipe(status.body, started):
         return
     known = {"save_seconds": reading.report.save_seconds, "evaluate_seconds": reading.report.evaluate_seconds}
     longer = {

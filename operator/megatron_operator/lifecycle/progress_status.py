@@ -13,7 +13,12 @@ from megatron_operator.lifecycle.measured_memory import merge
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.pod_termination import short_name
 from megatron_operator.lifecycle.progress_reading import ProgressReading
-from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_reported_incidents, goodput
+from megatron_operator.lifecycle.reported_incidents import (
+    PodPlacement,
+    add_reported_incidents,
+    goodput,
+    precedes_recipe,
+)
 from megatron_operator.lifecycle.snapshot import RunSnapshot, bound_since
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_size import LONGEST_WARNING, MAX_WARNINGS, cut
@@ -141,11 +146,12 @@ def _update_iteration(status: StatusBuilder, reading: ProgressReading) -> None:
 
 
 def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: ProgressReport) -> None:
-    if not report.incidents:
+    own = [each for each in report.incidents if not precedes_recipe(status.body, each.detected_at)]
+    if not own:
         return
     recovery = add_reported_incidents(
         status.recovery,
-        report.incidents,
+        own,
         _placement(snapshot),
         bound_at=snapshot.all_bound_at,
         checkpoint=status.checkpoint.iteration,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.progress import ProgressReport
@@ -68,6 +68,16 @@ def add_reported_incidents(
             assert known is not None, "an incident has just been appended"
         recovery = _update(recovery, known, report, placement, bound_at)
     return recovery
+
+
+def precedes_recipe(recipe: Mapping[str, Any], time: float) -> bool:
+    """Whether `time`, Unix seconds of a pod, is from before the recipe was created.
+
+    The journal beside the checkpoints outlives a recipe, so pods report what happened to an earlier one of
+    its name too.
+    """
+    created = seconds(recipe["metadata"].get("creationTimestamp"))
+    return created is not None and time < created - CLOCK_SKEW
 
 
 def goodput(report: ProgressReport, now: float) -> float | None:

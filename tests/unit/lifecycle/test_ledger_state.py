@@ -176,6 +176,15 @@ def test_the_seconds_that_pods_report_are_kept_and_never_the_reason_of_a_write(r
     assert ledger(run).save_seconds == 3.0
 
 
+def test_the_seconds_that_an_earlier_recipe_of_the_name_began_to_sum_are_not_used(run: Any) -> None:
+    sums = {"saveSeconds": 5400.0, "evaluateSeconds": 600.0}
+    run.report(iteration=50, firstStartedAt=run.created - 86_400, **sums)
+    reconcile(run)
+    run.pass_time(3600)
+    assert spent(run).keys() == {"prepare", "train"}
+    assert (ledger(run).save_seconds, ledger(run).evaluate_seconds) == (None, None)
+
+
 def test_the_end_of_a_run_ends_its_ledger(run: Any) -> None:
     run.report(iteration=50)
     reconcile(run)

@@ -8,6 +8,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision
@@ -88,6 +89,20 @@ def test_a_rank_that_died_is_recorded_with_its_node_and_its_cost(run: Any) -> No
     assert status.recovery.restarts_by_kind.rank == 1
     assert status.recovery.lost_seconds.redo == 4
     assert not reconcile(run).changed()
+
+
+def test_a_recipe_that_was_created_again_has_no_interruptions_of_the_one_before(run: Any) -> None:
+    run.body["metadata"]["creationTimestamp"] = timestamp(run.now)
+    earlier = [
+        rank_incident(run, each, kind="hang", detectedAt=run.now - 7200 + 600 * each) for each in range(2, 9)
+    ]
+    run.report(iteration=50, generation=9, resumedFrom=50, checkpointIteration=50, incidents=earlier)
+    recovery = reconcile(run).recovery
+    assert (recovery.history, recovery.restarts_since_checkpoint) == ([], 0)
+    assert recovery.lost_seconds.detect is None
+    run.pass_time(30)
+    run.report(iteration=60, generation=10, incidents=[*earlier[1:], rank_incident(run, 10)])
+    assert [each.generation for each in reconcile(run).recovery.history] == [10]
 
 
 def test_reports_of_surviving_pods_from_before_the_incident_are_no_recovery(run: Any) -> None:
