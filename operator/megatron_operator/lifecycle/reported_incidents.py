@@ -132,7 +132,8 @@ def _append(
         node=node,
         rank=report.rank,
     )
-    if kind == "hang":
+    # A report may come late: after the checkpoint that it resumed from, a newer one restores the budget.
+    if kind == "hang" and (checkpoint is None or checkpoint <= (report.resumed_from or 0)):
         # The pods stay, so nothing else counts a hang, and repeated hangs must spend the budget.
         cause = recovery.history[-1].cause
         before = recovery.restarts_since_checkpoint

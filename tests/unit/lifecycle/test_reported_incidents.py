@@ -151,6 +151,21 @@ def test_a_hang_that_the_trainer_detected_costs_a_restart() -> None:
     assert recovery.node_failures == {}, "nothing shows that the node is at fault"
 
 
+def test_a_hang_that_is_learned_of_after_a_newer_checkpoint_costs_no_restart() -> None:
+    hangs = [
+        incident_report(each, kind="hang", at=NOW + 600 * each, resumedFrom=5 * each) for each in range(2, 9)
+    ]
+    recovery = take(FRESH, *hangs)
+    assert recovery.restarts_by_kind.hang == 7
+    assert recovery.restarts_since_checkpoint == 1, "the last one resumed from the newest checkpoint, 40"
+
+
+def test_hangs_of_a_run_without_a_checkpoint_cost_restarts() -> None:
+    hangs = [incident_report(each, kind="hang", at=NOW + 600 * each, resumedFrom=None) for each in (2, 3)]
+    recovery = add_reported_incidents(FRESH, hangs, PLACES, bound_at=None, checkpoint=None)
+    assert recovery.restarts_since_checkpoint == 2
+
+
 def test_a_loss_that_is_not_finite_is_no_failure_of_a_node() -> None:
     assert take(FRESH, incident_report(kind="loss")).node_failures == {}
 
