@@ -155,6 +155,7 @@ def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: Progres
         _placement(snapshot),
         bound_at=snapshot.all_bound_at,
         checkpoint=status.checkpoint.iteration,
+        job_began=snapshot.job_began,
     )
     status.set(recovery=recovery)
 

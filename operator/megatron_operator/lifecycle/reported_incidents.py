@@ -12,7 +12,9 @@ from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
 
-KINDS: Final = {"rank": "rank", "pod": "pod", "hang": "hang", "loss": "loss", "store": "pod", "stop": "pod"}
+STOP: Final = "stop"
+"""Kind of a report of pods that were ended by SIGTERM."""
+KINDS: Final = {"rank": "rank", "pod": "pod", "hang": "hang", "loss": "loss", "store": "pod", STOP: "pod"}
 """Kinds in the trainer's report -> kinds in the status."""
 OBSERVED_KINDS: Final = frozenset({"pod", "node", "gang", "resize", "maintenance"})
 """Kinds that the operator observes itself."""
@@ -46,27 +48,34 @@ def add_reported_incidents(
     *,
     bound_at: float | None,
     checkpoint: int | None,
+    job_began: float = 0.0,
 ) -> RecoveryStatus:
     """Add the `incidents` of a progress report; the same ones again change nothing.
 
     An incident that the operator observed as well (a replaced pod, a gang restart) is not added twice: it
-    began between its detection by the trainer and the next rendezvous.
+    began between its detection by the trainer and the next rendezvous. Pods that were stopped before the job
+    began are no incident: the run was suspended, edited, or preempted by its queue.
 
     Args:
         incidents: Newest last.
         placement: The gang's pods by node rank.
         bound_at: When the last of these pods was bound, seconds since the epoch; None while one is not.
         checkpoint: Iteration of the newest checkpoint.
+        job_began: As `RunSnapshot.job_began`; 0 where there is no job.
     """
     for report in incidents:
-        known = _matching(recovery, report)
+        paused = _stopped_before(report, job_began)
+        known, scheduled_from = _matching(recovery, report, paused=paused), report.detected_at
+        if known is None or paused:
+            # Nothing is lost to it while there is no job.
+            scheduled_from = max(scheduled_from, job_began)
         if known is None:
-            if _dropped_from_history(recovery, report):
+            if paused or _dropped_from_history(recovery, report):
                 continue
             recovery = _append(recovery, report, placement, checkpoint)
             known = incident_history.newest(recovery)
             assert known is not None, "an incident has just been appended"
-        recovery = _update(recovery, known, report, placement, bound_at)
+        recovery = _update(recovery, known, report, placement, scheduled_from, bound_at)
     return recovery
 
 
@@ -88,23 +97,35 @@ def goodput(report: ProgressReport, now: float) -> float | None:
     return round(min(1.0, useful / (now - started)), 4)
 
 
-def _matching(recovery: RecoveryStatus, report: ReportedIncident) -> Incident | None:
-    """The incident in the status that the report describes."""
+def _stopped_before(report: ReportedIncident, job_began: float) -> bool:
+    """Whether pods were stopped before the job began. The operator observes which of its own are replaced."""
+    return report.kind == STOP and report.detected_at < job_began + CLOCK_SKEW
+
+
+def _matching(recovery: RecoveryStatus, report: ReportedIncident, *, paused: bool) -> Incident | None:
+    """The incident in the status that the report describes; `paused` is as `_stopped_before` has it."""
     same = [each for each in recovery.history if each.generation == report.generation]
     if same:
         return same[-1]
     for each in reversed(recovery.history):
         if each.generation is not None and each.generation < report.generation:
             return None
-        if each.generation is None and each.kind in OBSERVED_KINDS:
-            began = seconds(each.time) or 0.0
-            before_rendezvous = report.met_at is None or began <= report.met_at + CLOCK_SKEW
-            # The pods of a move are stopped, and save first.
-            saves = each.kind == "maintenance" and KINDS.get(report.kind, "pod") == "pod"
-            before = LONGEST_SAVE if saves else CLOCK_SKEW
-            if report.detected_at - before <= began and before_rendezvous:
-                return each
+        if each.generation is None and each.kind in OBSERVED_KINDS and _is_of(each, report, paused=paused):
+            return each
     return None
+
+
+def _is_of(observed: Incident, report: ReportedIncident, *, paused: bool) -> bool:
+    """Whether the operator observed the incident that the report describes, or one that it is a part of."""
+    began, recovered = seconds(observed.time) or 0.0, seconds(observed.recovered_at)
+    if report.met_at is not None and began > report.met_at + (0.0 if paused else CLOCK_SKEW):
+        return False
+    # Pods that are stopped while the run recovers, or so that it is resized, interrupt it no second time.
+    if paused and (recovered is None or recovered >= report.detected_at):
+        return True
+    # The pods of a move are stopped, and save first.
+    saves = observed.kind == "maintenance" and KINDS.get(report.kind, "pod") == "pod"
+    return began >= report.detected_at - (LONGEST_SAVE if saves else CLOCK_SKEW)
 
 
 def _dropped_from_history(recovery: RecoveryStatus, report: ReportedIncident) -> bool:
@@ -153,6 +174,7 @@ def _update(
     known: Incident,
     report: ReportedIncident,
     placement: Mapping[int, PodPlacement],
+    scheduled_from: float,
     bound_at: float | None,
 ) -> RecoveryStatus:
     resumed, first_step = report.resumed_from, report.first_step_at
@@ -168,7 +190,7 @@ def _update(
         lost_iterations=max(0, (iteration or 0) - (resumed or 0)),
         pod=known.pod or (place.pod if place is not None and known.kind != "gang" else None),
         rank=known.rank if known.rank is not None else report.rank,
-        seconds=_lost_seconds(known, report, bound_at),
+        seconds=_lost_seconds(known, report, scheduled_from, bound_at),
         recovered_at=known.recovered_at if first_step is None else timestamp(first_step),
     )
 
@@ -184,13 +206,15 @@ def _cause(known: Incident, report: ReportedIncident) -> str:
     return f"{known.cause}; {report.cause}"
 
 
-def _lost_seconds(known: Incident, report: ReportedIncident, bound_at: float | None) -> LostSeconds:
-    detected, met = report.detected_at, report.met_at
-    update: dict[str, float | None] = {"detect": _duration(report.last_step_at, detected)}
+def _lost_seconds(
+    known: Incident, report: ReportedIncident, scheduled_from: float, bound_at: float | None
+) -> LostSeconds:
+    met = report.met_at
+    update: dict[str, float | None] = {"detect": _duration(report.last_step_at, report.detected_at)}
     if known.seconds.start is None and met is not None:
         rescheduled = known.kind in OBSERVED_KINDS and bound_at is not None
-        bound = min(max(bound_at or 0.0, detected), met) if rescheduled else detected
-        update |= {"schedule": _duration(detected, bound), "start": _duration(bound, met)}
+        bound = min(max(bound_at or 0.0, scheduled_from), met) if rescheduled else scheduled_from
+        update |= {"schedule": _duration(scheduled_from, bound), "start": _duration(bound, met)}
     update["load"] = _duration(met, report.first_step_at)
     update["redo"] = _duration(report.first_step_at, report.caught_up_at)
     return known.seconds.model_copy(update={n: value for n, value in update.items() if value is not None})

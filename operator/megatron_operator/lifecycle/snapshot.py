@@ -93,6 +93,14 @@ class RunSnapshot:
         return None if self.job is None else self.backend.state(self.job).phase
 
     @cached_property
+    def job_began(self) -> float:
+        """When the job was created, or resumed after that; 0 where that is not known."""
+        job = self.existing_job
+        suspended = condition(job, "Suspended")
+        resumed = suspended.get("lastTransitionTime") if suspended.get("status") == "False" else None
+        return max(seconds(job["metadata"].get("creationTimestamp")) or 0.0, seconds(resumed) or 0.0)
+
+    @cached_property
     def job_message(self) -> str | None:
         """The message of the job's last condition."""
         return self.backend.state(self.existing_job).message

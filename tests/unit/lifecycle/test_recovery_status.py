@@ -91,6 +91,30 @@ def test_a_rank_that_died_is_recorded_with_its_node_and_its_cost(run: Any) -> No
     assert not reconcile(run).changed()
 
 
+@pytest.mark.parametrize("new_job", [True, False], ids=["edited in the queue", "resumed by the queue"])
+def test_a_run_that_its_queue_preempted_was_not_interrupted(run: Any, new_job: bool) -> None:
+    run.job["metadata"]["creationTimestamp"] = timestamp(run.now)
+    run.report(iteration=50, checkpointIteration=40)
+    reconcile(run)
+    stop = rank_incident(run, 2, kind="stop", rank=None, cause="SIGTERM: saved", resumedFrom=50)
+    run.pods, run.job["spec"]["runPolicy"] = [], {"suspend": True}
+    assert reconcile(run).phase == Phase.QUEUED
+    run.pass_time(28_800)
+    run.job["spec"]["runPolicy"] = {"suspend": False}
+    if new_job:
+        run.job["metadata"] |= {"uid": "j2", "creationTimestamp": timestamp(run.now)}
+    else:
+        resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": timestamp(run.now)}
+        run.job["status"] = {"conditions": [resumed]}
+    run.pods = [run.pod("master"), run.pod("worker")]
+    reconcile(run)
+    run.pass_time(20)
+    run.report(iteration=51, generation=2, resumedFrom=50, incidents=[stop | {"metAt": run.now}])
+    status = reconcile(run)
+    assert (status.phase, status.recovery.history, status.recovery.restarts) == (Phase.TRAINING, [], 0)
+    assert status.condition(Condition.RECOVERING) is None
+
+
 def test_a_recipe_that_was_created_again_has_no_interruptions_of_the_one_before(run: Any) -> None:
     run.body["metadata"]["creationTimestamp"] = timestamp(run.now)
     earlier = [

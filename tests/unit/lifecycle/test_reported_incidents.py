@@ -7,7 +7,13 @@ from megatron_contract.incident import ReportedIncident
 from megatron_contract.progress import ProgressReport
 from megatron_operator.api.recovery_status import Incident, RecoveryStatus
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.incidents import PodReplacement, gang_restarted, pods_replaced, recovered
+from megatron_operator.lifecycle.incidents import (
+    PodReplacement,
+    gang_restarted,
+    pods_replaced,
+    recovered,
+    resized_by_edit,
+)
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_reported_incidents, goodput
 
@@ -38,9 +44,21 @@ def incident_report(
 
 
 def take(
-    recovery: RecoveryStatus, *incidents: ReportedIncident, bound_at: float | None = None
+    recovery: RecoveryStatus,
+    *incidents: ReportedIncident,
+    bound_at: float | None = None,
+    job_began: float = 0.0,
 ) -> RecoveryStatus:
-    return add_reported_incidents(recovery, incidents, PLACES, bound_at=bound_at, checkpoint=40)
+    return add_reported_incidents(
+        recovery, incidents, PLACES, bound_at=bound_at, checkpoint=40, job_began=job_began
+    )
+
+
+def stop_report(job_began: float) -> ReportedIncident:
+    """Of pods that were stopped at NOW, and trained again in a job that began then."""
+    fields = {"rank": None, "cause": "SIGTERM: saved", "resumedFrom": 50, "metAt": job_began + 10}
+    stepped = {"firstStepAt": job_began + 15, "caughtUpAt": job_began + 15}
+    return incident_report(2, "stop", NOW, **fields, **stepped)
 
 
 def last(recovery: RecoveryStatus) -> Incident:
@@ -164,6 +182,57 @@ def test_hangs_of_a_run_without_a_checkpoint_cost_restarts() -> None:
     hangs = [incident_report(each, kind="hang", at=NOW + 600 * each, resumedFrom=None) for each in (2, 3)]
     recovery = add_reported_incidents(FRESH, hangs, PLACES, bound_at=None, checkpoint=None)
     assert recovery.restarts_since_checkpoint == 2
+
+
+@pytest.mark.parametrize("pause", [-5, 5, 28_800], ids=["clocks differ", "edit", "suspension"])
+def test_pods_that_were_stopped_before_the_job_began_are_no_interruption(pause: float) -> None:
+    began = NOW + pause
+    assert take(FRESH, stop_report(began), bound_at=began + 4, job_began=began) == FRESH
+
+
+def test_pods_of_the_job_that_are_stopped_are_an_interruption() -> None:
+    recovery = take(FRESH, stop_report(NOW), bound_at=NOW + 4, job_began=NOW - 3600)
+    assert (last(recovery).kind, parts(last(recovery))) == ("pod", (1.5, 4.0, 6.0, 5.0, 0.0))
+
+
+def test_pods_that_save_for_minutes_before_a_resize_are_a_part_of_it() -> None:
+    recovery = resized_by_edit(FRESH, "accelerator.count was edited", NOW - 300, iteration=50)
+    recovery = take(recovery, stop_report(NOW + 5), bound_at=NOW + 9, job_began=NOW + 5)
+    assert [each.kind for each in recovery.history] == ["resize"]
+    assert parts(last(recovery)) == (1.5, 4.0, 6.0, 5.0, 0.0)
+
+
+def test_a_run_that_is_suspended_while_it_recovers_was_interrupted_once() -> None:
+    lost_pod = PodReplacement("worker-0", None)
+    recovery = pods_replaced(FRESH, [lost_pod], NOW - 900, checkpoint=40, iteration=50)
+    night = NOW + 28_800
+    recovery = take(recovery, stop_report(night), bound_at=night + 4, job_began=night)
+    assert [each.kind for each in recovery.history] == ["pod"]
+    assert parts(last(recovery)) == (1.5, 4.0, 6.0, 5.0, 0.0), "the time without a job is not lost to it"
+
+
+def test_a_suspension_is_no_part_of_an_incident_that_the_run_has_recovered_from() -> None:
+    before = pods_replaced(FRESH, [PodReplacement("worker-0", None)], NOW - 900, checkpoint=40, iteration=50)
+    before = recovered(before, NOW - 800, resumed_from=40)
+    night = NOW + 28_800
+    assert take(before, stop_report(night), bound_at=night + 4, job_began=night) == before
+
+
+def test_a_pod_that_is_lost_soon_after_a_suspension_keeps_its_own_report() -> None:
+    night = NOW + 28_800
+    lost_pod = PodReplacement("worker-0", None)
+    before = pods_replaced(FRESH, [lost_pod], night + 40, checkpoint=40, iteration=50)
+    lost = incident_report(3, kind="pod", at=night + 38)
+    recovery = take(before, stop_report(night), lost, bound_at=night + 44, job_began=night)
+    assert [(each.kind, each.generation) for each in recovery.history] == [("pod", 3)]
+
+
+def test_a_rank_that_died_just_before_a_suspension_does_not_lose_the_pause() -> None:
+    night = NOW + 28_800
+    report = incident_report(metAt=night + 10, firstStepAt=night + 15, caughtUpAt=night + 25)
+    recovery = take(FRESH, report, bound_at=night + 4, job_began=night)
+    assert parts(last(recovery)) == (1.5, 0.0, 10.0, 5.0, 10.0)
+    assert take(recovery, report, bound_at=night + 4, job_began=night) == recovery
 
 
 def test_a_loss_that_is_not_finite_is_no_failure_of_a_node() -> None:
