@@ -184,5 +184,5 @@ async def _first(task: "asyncio.Task[None]", other: Coroutine[Any, Any, object])
 
 
 def _identity() -> str:
-    """Unique for each process; begins with the name of the pod, which the admission policy compares."""
+    """Unique for each process; begins with the name of the pod, for whoever reads the Lease."""
     return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4()}"
