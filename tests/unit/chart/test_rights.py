@@ -169,18 +169,31 @@ def test_the_tests_that_the_page_names_exist() -> None:
 def test_checks_of_nodes_need_no_other_right_and_one_namespace_alone(render: Any) -> None:
     checks = {"platform": {"badNodes": {"cordon": True, "uncordonByCheck": True}}}
     assert granted(render(checks)) == granted(render(CORDON))
+    [(old, new)] = [
+        pair for pair in zip(validations(render(CORDON)), validations(render(checks)), strict=True)
+        if pair[0] != pair[1]
+    ]  # fmt: skip
+    assert "request.operation == 'DELETE'" in old, "what may be created"
+    assert new.startswith(old)
+    assert_check_of_a_node(new.removeprefix(old))
 
-    def rules(options: dict[str, Any]) -> list[str]:
-        [policy] = [each for each in render(options) if each["kind"] == "ValidatingAdmissionPolicy"]
-        return [rule["expression"] for rule in policy["spec"]["validations"]]
 
-    changed = [(old, new) for old, new in zip(rules(CORDON), rules(checks), strict=True) if old != new]
-    assert len(changed) == 2, "what may be created, and what may be changed or deleted"
-    for old, new in changed:
-        assert new.startswith(old)
-        added = new.removeprefix(old)
-        assert "'megatron.training/node-check' in " in added
-        assert "request.resource.resource == 'jobs' && request.namespace == " in added
+def test_checks_that_are_left_may_be_deleted_once_checks_are_switched_off(render: Any) -> None:
+    recipe = "'megatron.training/recipe' in oldObject.metadata.labels"
+    [rule] = [rule for rule in validations(render({})) if recipe in rule]
+    assert_check_of_a_node(rule.split(recipe)[1])
+
+
+def validations(objects: list[dict[str, Any]]) -> list[str]:
+    """The expressions of the admission policy."""
+    [policy] = [each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"]
+    return [rule["expression"] for rule in policy["spec"]["validations"]]
+
+
+def assert_check_of_a_node(clause: str) -> None:
+    assert clause.startswith(" || ")
+    assert "'megatron.training/node-check' in " in clause
+    assert clause.endswith("request.resource.resource == 'jobs' && request.namespace == 'megatron-system'")
 
 
 def test_the_account_of_0_2_0_stays_without_rights_so_that_an_upgrade_takes_them_and_a_rollback_returns_them(
