@@ -1,6 +1,6 @@
 {{- define "megatron-operator.labels" -}}
 app.kubernetes.io/name: megatron-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -8,7 +8,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{- define "megatron-operator.selector" -}}
 app.kubernetes.io/name: megatron-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/*
@@ -21,7 +21,7 @@ megatron-operator-controller
 
 {{- define "megatron-operator.uiSelector" -}}
 app.kubernetes.io/name: megatron-ui
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "megatron-operator.uiLabels" -}}
