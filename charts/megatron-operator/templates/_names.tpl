@@ -57,12 +57,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end }}
 {{- end }}
 
+{{/* platform.gangScheduling.scheduler; nothing where it is not set. */}}
+{{- define "megatron-operator.gangScheduler" -}}
+{{ get (get (.Values.platform | default dict) "gangScheduling" | default dict) "scheduler" }}
+{{- end }}
+
 {{/* The kind of job that the cluster was found to have when the release was installed, where the values name none and it
 is not PyTorchJob. The choice is kept, as runs keep their kind: what is installed or missing later changes nothing. */}}
 {{- define "megatron-operator.chosenJobBackend" -}}
-{{- if not (dig "jobBackend" "" .Values.platform) }}
+{{- if not (dig "jobBackend" "" (.Values.platform | default dict)) }}
 {{- $before := (lookup "v1" "ConfigMap" .Release.Namespace "megatron-platform").metadata }}
-{{- $gangs := dig "gangScheduling" "scheduler" "kubernetes" .Values.platform }}
+{{- $gangs := include "megatron-operator.gangScheduler" . | default "kubernetes" }}
 {{- $has := .Capabilities.APIVersions }}
 {{- $only := and (not ($has.Has "kubeflow.org/v1/PyTorchJob")) ($has.Has "jobset.x-k8s.io/v1alpha2/JobSet") }}
 {{- if $before }}{{ dig "annotations" "megatron.training/chosen-job-backend" "" $before }}
@@ -73,7 +78,7 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
 
 {{/* The kind of job of new runs. */}}
 {{- define "megatron-operator.jobBackend" -}}
-{{ dig "jobBackend" "" .Values.platform | default (include "megatron-operator.chosenJobBackend" .) | default "pytorchjob" }}
+{{ dig "jobBackend" "" (.Values.platform | default dict) | default (include "megatron-operator.chosenJobBackend" .) | default "pytorchjob" }}
 {{- end }}
 
 {{/* Whether the operator handles JobSets: true or nothing. */}}
@@ -88,7 +93,7 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
 
 {{/* Whether gangs are those of Kubernetes' own scheduler. */}}
 {{- define "megatron-operator.podGroups" -}}
-{{- if eq (dig "gangScheduling" "scheduler" "" .Values.platform) "kubernetes" }}true{{ end }}
+{{- if eq (include "megatron-operator.gangScheduler" .) "kubernetes" }}true{{ end }}
 {{- end }}
 
 {{/* The ConfigMaps in which the operator records what runs have used. */}}
@@ -136,7 +141,7 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
-{{- range .Values.platform.accelerators }}
+{{- range (.Values.platform | default dict).accelerators }}
 {{- if .computeDomain }}
 # platform.accelerators.*.computeDomain: each run of several nodes has a ComputeDomain of NVIDIA's DRA driver.
 - apiGroups: [resource.nvidia.com]
@@ -164,7 +169,7 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
 # list and delete also without the option: policies of runs are removed once it is switched off.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [{{ if dig "networkPolicies" "enabled" false .Values.platform }}get, create, patch, {{ end }}list, delete]
+  verbs: [{{ if dig "networkPolicies" "enabled" false (.Values.platform | default dict) }}get, create, patch, {{ end }}list, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

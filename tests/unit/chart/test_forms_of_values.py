@@ -1,7 +1,9 @@
-"""Values that YAML would take for something else: names that look like numbers."""
+"""Values that YAML takes for something else: names that look like numbers, and sections without keys."""
 
 from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 NUMBER = "2024"
 NUMBERS: dict[str, Any] = {
@@ -43,3 +45,23 @@ def test_names_that_look_like_numbers_and_addresses_with_colons_stay_strings(ren
     assert int(NUMBER) not in found
     namespaced = {each["metadata"]["namespace"] for each in objects if "namespace" in each["metadata"]}
     assert namespaced == {NUMBER}
+
+
+@pytest.mark.parametrize("platform", [None, {"gangScheduling": None}])
+def test_a_platform_without_keys_or_gang_scheduling_is_that_of_the_default(
+    platform: dict[str, Any] | None, render: Any
+) -> None:
+    def others(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [each for each in objects if each["metadata"]["name"] != "megatron-platform"]
+
+    assert others(render({"ui": {"enabled": True}, "platform": platform})) == others(
+        render({"ui": {"enabled": True}})
+    )
+
+
+@pytest.mark.parametrize(
+    "section", ["crd", "operator", "admissionPolicy", "metrics", "tracing", "ui", "networkPolicy", "webhook"]
+)
+def test_another_section_without_keys_is_refused_by_its_name(section: str, render: Any) -> None:
+    with pytest.raises(ValueError, match=f"missing property '{section}'"):
+        render({section: None})
