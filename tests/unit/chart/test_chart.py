@@ -113,6 +113,17 @@ def test_the_operators_network_policy_allows_every_port_that_its_pod_listens_on(
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 
 
+@pytest.mark.parametrize("on_nodes", [False, True])
+def test_the_operator_reaches_runs_at_the_addresses_of_their_nodes_if_pods_have_the_network_of_the_host(
+    on_nodes: bool, render: Any
+) -> None:
+    profiles = {"a100": {}, "h100": {"podTemplate": {"hostNetwork": on_nodes}}, "l40s": {"podTemplate": {}}}
+    objects = render({"networkPolicy": {"enabled": True}, "platform": {"accelerators": profiles}})
+    egress = of_kind(objects, "NetworkPolicy", "megatron-operator")["spec"]["egress"]
+    [rule] = [rule for rule in egress if {"protocol": "TCP", "port": 8432} in rule["ports"]]
+    assert ("to" not in rule) == on_nodes
+
+
 def test_runs_admit_the_operator_of_the_releases_namespace(render: Any) -> None:
     values = CASES["network-policies"]
     config_map = of_kind(render(values, "training"), "ConfigMap", "megatron-platform")
