@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LAST_WATCHES: Final = 3.0
 """Seconds for kopf to end its watches once the Lease is released."""
+LAST_REVIEWS: Final = 3.0
+"""Seconds from the signal for which reviews are answered at least: a pod that ends gets some for a moment."""
 
 
 class OperatorProcess:
@@ -38,6 +40,9 @@ class OperatorProcess:
         self._election: asyncio.Task[None] | None = None
         self._elector: LeaderElector | None = None
         self._operator: Operator | None = None
+        self._webhook: Webhook | None = None
+        self._last_review = 0.0
+        """When the webhook may end, on the clock of the event loop; set by the signal."""
         # A review has less time than a process may take to start on a busy node.
         self._reviews = PlanWorker(idle_seconds=None)
         """A worker of its own: a review must not wait for the recipes that are being reconciled."""
@@ -61,6 +66,8 @@ class OperatorProcess:
         try:
             if await self._acquire():
                 await self._act(api, config)
+            if self._webhook is not None:
+                await asyncio.sleep(self._last_review - asyncio.get_running_loop().time())
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -75,7 +82,8 @@ class OperatorProcess:
         if settings.liveness_port:
             self._start(Health(settings.liveness_port, self._alive, self._ready).run(), "health")
         if settings.webhook_port:
-            self._start(Webhook(config, self._reviews, settings).run(), "webhook")
+            self._webhook = Webhook(config, self._reviews, settings)
+            self._start(self._webhook.run(), "webhook")
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(coroutine, name=name)
@@ -153,12 +161,18 @@ class OperatorProcess:
         """Why a rollout must not count on this replica yet."""
         if self._elector is not None and not self._elector.reached:
             return "the Lease could not be read yet"
+        if self._webhook is not None and not self._webhook.listening:
+            return "the webhook does not listen yet"
         return self._alive()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, self._stop)
+
+    def _stop(self) -> None:
+        self._last_review = asyncio.get_running_loop().time() + LAST_REVIEWS
+        self._stopping.set()
 
 
 async def _hold(elector: LeaderElector) -> None:

@@ -63,6 +63,8 @@ class Webhook:
         self._settings = settings
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.listening = False
+        """Whether it takes reviews."""
 
     async def run(self) -> None:
         """Serve until cancelled. Raises OSError without a certificate or when the port is in use."""
@@ -76,6 +78,7 @@ class Webhook:
         await runner.setup()
         try:
             await web.TCPSite(runner, port=self._settings.webhook_port, ssl_context=self._tls).start()
+            self.listening = True
             log.info("the validating webhook listens on port %s", self._settings.webhook_port)
             while True:
                 await asyncio.sleep(CERTIFICATES_INTERVAL)
