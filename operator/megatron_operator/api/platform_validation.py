@@ -19,7 +19,15 @@ from megatron_operator.api.platform import (
     Toleration,
 )
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
-from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL, NODE_LABEL_VALUE, SHORT_NAME, Form
+from megatron_operator.api.text_checks import (
+    IMAGE,
+    NAME,
+    NODE_LABEL,
+    NODE_LABEL_VALUE,
+    SHORT_NAME,
+    Form,
+    platform_text_errors,
+)
 from megatron_operator.api.topology_validation import topology_errors
 from megatron_operator.api.validation import parse
 
@@ -35,7 +43,8 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
     Raises InvalidRecipeError with every error.
     """
     platform = parse(PlatformConfig, content, at)
-    errors = [
+    errors = platform_text_errors(content, at)
+    errors += [
         error
         for name, profile in platform.accelerators.items()
         for at_profile in [field_path(f"{at}.accelerators", name)]
@@ -136,8 +145,8 @@ def _cpu_job_errors(jobs: CpuJobs, at: str) -> Iterator[FieldError]:
 
 
 def _form_errors(form: Form, text: str, field: str) -> Iterator[FieldError]:
-    if len(text) > form.longest or not form.pattern.fullmatch(text):
-        yield FieldError(field, f"invalid {form.what} {shown(text)}", form.fix)
+    if error := form.error(text, field):
+        yield error
 
 
 def _toleration_errors(toleration: Toleration, at: str) -> Iterator[FieldError]:
@@ -187,6 +196,8 @@ def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError
             field_path(f"{at}.env", name), f"{shown(profile.env[name])} would be overwritten by the operator",
             "leave it out",
         )  # fmt: skip
+    for index, toleration in enumerate(profile.tolerations):
+        yield from _toleration_errors(toleration, f"{at}.tolerations[{index}]")
     overlay, at = profile.pod_template, f"{at}.podTemplate"
     yield from _annotation_errors(overlay, at)
     yield from _volume_errors(overlay, at)

@@ -29,6 +29,12 @@ class Form:
     """What an error calls the string."""
     fix: str
 
+    def error(self, text: str, field: str) -> FieldError | None:
+        """The error of a string that has another form, if it has."""
+        if len(text) <= self.longest and self.pattern.fullmatch(text):
+            return None
+        return FieldError(field, f"invalid {self.what} {shown(text)}", self.fix)
+
 
 _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _DNS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -44,6 +50,7 @@ NODE_LABEL: Final = Form(
 NODE_LABEL_VALUE: Final = Form(
     re.compile(rf"({_LABEL})?"), 63, "label value", "use at most 63 letters, digits, -, _ and ."
 )
+RESOURCE: Final = Form(NODE_LABEL.pattern, 317, "resource name", "use for example nvidia.com/gpu")
 ENV_NAME: Final = Form(
     re.compile(r"[-._A-Za-z][-._A-Za-z0-9]*"), 253, "variable name", "use letters, digits, _, - and ."
 )
@@ -77,6 +84,33 @@ _FORMS: Final = {
     "tracking.mlflow.secretKeyRef.name": NAME,
 }
 """Field of a recipe -> form; `[]` are the items of a list, `{}` the keys of a map and `.*` its values."""
+_PLATFORM_FORMS: Final = {
+    "image": IMAGE,
+    "bridgeImage": IMAGE,
+    "imagePullSecrets[]": NAME,
+    "checkpoint.storageClassName": NAME,
+    "dataStorageClassName": NAME,
+    "queue": SHORT_NAME,
+    "networkPolicies.operatorNamespace": SHORT_NAME,
+    "networkPolicies.metricsFrom[]": SHORT_NAME,
+    "accelerators.*.image": IMAGE,
+    "accelerators.*.resourceName": RESOURCE,
+    "accelerators.*.extraResources{}": RESOURCE,
+    "accelerators.*.podTemplate.resources{}": RESOURCE,
+    "accelerators.*.nodeLabels{}": NODE_LABEL,
+    "accelerators.*.nodeLabels.*": NODE_LABEL_VALUE,
+    "accelerators.*.topology[]": NODE_LABEL,
+    "accelerators.*.env{}": ENV_NAME,
+}
+"""The same of a platform file; `*` is also the name of a profile."""
+_MAY_BE_EMPTY: Final = {
+    "image",
+    "bridgeImage",
+    "checkpoint.storageClassName",
+    "dataStorageClassName",
+    "accelerators.*.image",
+}
+"""No image, and a class of no provisioner."""
 LONGEST: Final = 4096
 """Characters of any other string: a path of the file system has no more."""
 LONGEST_VARIABLE: Final = 65_536
@@ -86,6 +120,7 @@ _FREE: Final = {
     "envValueFrom",
     "megatronArgs",
     "nodeSelector",
+    "nodeLabels",
     "accelerators",
     "namespaces",
     "annotations",
@@ -133,6 +168,17 @@ def recipe_text_errors(spec: Mapping[str, Any]) -> list[FieldError]:
         if error := _recipe_error(path, kind, text):
             found.append(error)
     return found
+
+
+def platform_text_errors(content: Mapping[str, Any], at: str) -> list[FieldError]:
+    """Errors of names, labels and images of a platform file that has the schema's types; `at` is its path."""
+    return [
+        error
+        for path, kind, text in _strings(content, at, "")
+        if (form := _PLATFORM_FORMS.get(kind))
+        and (text or kind not in _MAY_BE_EMPTY)
+        and (error := form.error(text, path))
+    ]
 
 
 def character_errors(value: object, at: str) -> list[FieldError]:
@@ -191,9 +237,8 @@ def _pair_errors(at: str, pairs: object) -> list[FieldError]:
 def _recipe_error(path: str, kind: str, text: str) -> FieldError | None:
     if error := _character_error(path, kind, text):
         return error
-    form = _FORMS.get(kind)
-    if form and (len(text) > form.longest or not form.pattern.fullmatch(text)):
-        return FieldError(path, f"invalid {form.what} {shown(text)}", form.fix)
+    if (form := _FORMS.get(kind)) and (error := form.error(text, path)):
+        return error
     if kind in _PATHS and ".." in text.split("/"):
         return FieldError(path, f"{shown(text)} leaves its directory", "use a path without ..")
     if text.startswith("-") and kind.startswith(_ARGUMENTS) and not kind.endswith("{}"):

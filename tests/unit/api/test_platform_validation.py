@@ -175,6 +175,78 @@ def test_nodes_of_cpu_jobs_that_the_api_server_would_refuse_are_refused(
     assert error.fix
 
 
+@pytest.mark.parametrize(
+    ("profile", "field", "message"),
+    [
+        (
+            {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+            "tolerations[0].value",
+            "'b' has no effect with operator Exists",
+        ),
+        (
+            {"tolerations": [{"key": "a", "effect": "NoSchedule", "tolerationSeconds": 3}]},
+            "tolerations[0].tolerationSeconds",
+            "3 is for effect NoExecute alone",
+        ),
+        ({"nodeLabels": {"a b": "x"}}, "nodeLabels['a b']", "invalid label key 'a b'"),
+        ({"nodeLabels": {"pool": "x y"}}, "nodeLabels.pool", "invalid label value 'x y'"),
+        ({"topology": ["rack", "a b"]}, "topology[1]", "invalid label key 'a b'"),
+        ({"resourceName": "nv gpu"}, "resourceName", "invalid resource name 'nv gpu'"),
+        ({"resourceName": ""}, "resourceName", "invalid resource name ''"),
+        ({"extraResources": {"x y": "1"}}, "extraResources['x y']", "invalid resource name 'x y'"),
+        (
+            {"podTemplate": {"resources": {"rdma/i b": "1"}}},
+            "podTemplate.resources['rdma/i b']",
+            "invalid resource name 'rdma/i b'",
+        ),
+        ({"env": {"A=B": "1"}}, "env['A=B']", "invalid variable name 'A=B'"),
+        ({"image": "reg/x:a b"}, "image", "invalid image 'reg/x:a b'"),
+    ],
+)
+def test_what_the_api_server_would_refuse_in_pods_of_a_profile_is_refused(
+    profile: Any, field: str, message: str
+) -> None:
+    [(found, text, fix)] = errors_of(**profile)
+    assert (found, text) == (field, message)
+    assert fix
+
+
+@pytest.mark.parametrize(
+    ("platform", "field", "message"),
+    [
+        ({"image": "reg/x:a b"}, "image", "invalid image 'reg/x:a b'"),
+        ({"bridgeImage": "a b"}, "bridgeImage", "invalid image 'a b'"),
+        ({"imagePullSecrets": ["A B"]}, "imagePullSecrets[0]", "invalid name 'A B'"),
+        ({"queue": "A B"}, "queue", "invalid name 'A B'"),
+        ({"checkpoint": {"storageClassName": "A B"}}, "checkpoint.storageClassName", "invalid name 'A B'"),
+        ({"dataStorageClassName": "A B"}, "dataStorageClassName", "invalid name 'A B'"),
+        (
+            {"networkPolicies": {"metricsFrom": ["A B"]}},
+            "networkPolicies.metricsFrom[0]",
+            "invalid name 'A B'",
+        ),
+    ],
+)
+def test_names_of_the_platform_that_the_api_server_would_refuse_are_refused(
+    platform: Any, field: str, message: str
+) -> None:
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_platform(platform, "platform")
+    [error] = caught.value.errors
+    assert (error.field, error.message) == (f"platform.{field}", message)
+    assert error.fix
+
+
+def test_an_image_may_be_left_empty_and_so_may_a_storage_class() -> None:
+    platform = {
+        "accelerators": {"h100": {"image": ""}},
+        "image": "",
+        "checkpoint": {"storageClassName": ""},
+        "dataStorageClassName": "",
+    }
+    assert parse_platform(platform, "platform").checkpoint.storage_class_name == ""
+
+
 def test_tolerations_and_labels_of_cpu_jobs_are_those_of_kubernetes() -> None:
     tolerations = [
         {"operator": "Exists"},
