@@ -95,8 +95,8 @@ def test_the_recommendation_for_a_month_is_planned() -> None:
 
 def test_a_larger_batch_for_a_month_trains_as_many_tokens_in_fewer_iterations() -> None:
     words = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
-    words += ("--set", "training.trainIters=10000000", "--set", "training.globalBatchSize=32")
-    line = megatron("plan", *words).stdout.splitlines()[1].replace(",", "")
+    asked = ("--set", "training.trainIters=10000000", "--set", "training.globalBatchSize=32")
+    line = megatron("plan", *words, *asked).stdout.splitlines()[1].replace(",", "")
     named = re.search(r"take about (\d+) GPUs .* globalBatchSize (\d+) with trainIters (\d+)", line)
     assert named is not None
     count, batch, fewer = map(int, named.groups())
@@ -123,8 +123,8 @@ def test_a_price_gives_the_cost_of_the_run() -> None:
 
 
 def test_a_run_with_a_batch_ramp_up_has_the_length_of_its_samples_at_the_largest_batch() -> None:
-    words = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
-    words += ("--set", "training.trainTokens=20B", "--price", "2")
+    of = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
+    words = (*of, "--set", "training.trainTokens=20B", "--price", "2")
     ramp = plan(*words, "--set", "training.stepBatchSizeSchedule=0:64 5B:128")
     constant = plan(*words, "--set", "training.globalBatchSize=128")
     assert ramp["trainIters"] > 1.2 * constant["trainIters"]

@@ -47,7 +47,8 @@ def test_a_ramp_up_has_several_global_batches() -> None:
     ],
 )
 def test_iterations_under_a_ramp_up_are_those_that_megatron_counts(schedule: str, samples: int) -> None:
-    steps, batches = in_samples(ramp_up(schedule), 4096), []
+    steps = in_samples(ramp_up(schedule), 4096)
+    batches: list[int] = []
     while sum(batches) < samples:
         batches.append(next(batch for start, batch in reversed(steps) if start <= sum(batches)))
     assert iterations_of(steps, samples) == len(batches)
