@@ -11,6 +11,7 @@ from megatron_operator.controller.api_resources import BATCH_JOBS, TRAINING_JOBS
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.device_reader import DeviceReader
 from megatron_operator.controller.job_events import JobEvents
+from megatron_operator.controller.list_limit import ListLimit
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
@@ -83,6 +84,7 @@ class SnapshotReader:
         self._nodes = nodes
         self._watch = watch
         self._poller = poller
+        self._limit = ListLimit()
         self.events = JobEvents(api)
         self.workloads = WorkloadReader(api)
         self.pod_ends = PodEndCache(None if devices is None else devices.eviction_cause)
@@ -137,8 +139,8 @@ class SnapshotReader:
     async def read(self, status: StatusBuilder) -> RunSnapshot:
         """The run as it is now.
 
-        Raises TemplatesMissingError, and JobKindDisabledError for one that has not ended and has a job of a
-        kind that is not handled.
+        Raises TemplatesMissingError, ListsLimitedError while the API server answers slowly, and
+        JobKindDisabledError for a run that has not ended and has a job of a kind that is not handled.
         """
         key = status.key
         if (kind := recorded_kind(status)) not in self._caches.jobs and not status.ended:
@@ -148,7 +150,7 @@ class SnapshotReader:
         if job is not None:
             job = await self._with_templates(status, job)
         # After the job: where there is none, no pod of it can appear any more.
-        trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
+        trainers = [] if first and job is None else await self._trainers(status)
         if self._devices is not None:
             await self._devices.read(key, trainers)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
@@ -160,6 +162,10 @@ class SnapshotReader:
             snapshot = replace(snapshot, events=await self.events.of(snapshot.existing_job))
         snapshot = await self._with_pods_of_deleted_jobs(status, snapshot)
         return await self._with_ends_from_events(status, snapshot)
+
+    async def _trainers(self, status: StatusBuilder) -> list[Object]:
+        async with self._limit.turn():
+            return await pods_of_role(self._api, status, ROLE_TRAINER)
 
     def _creation_stands_still(self, key: RecipeKey, snapshot: RunSnapshot) -> bool:
         """Whether the run lacks pods, and has no more of them than when it was read last, if it was.
