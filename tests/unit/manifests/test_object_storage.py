@@ -60,7 +60,7 @@ def test_without_a_secret_the_pods_have_the_role_of_their_service_account(run: A
         del spec["data"]["prepare"]["objectStorage"]
 
     container = job_container(run("object-storage", change).build())
-    assert [each["name"] for each in container["env"]] == ["HOME"]
+    assert [each["name"] for each in container["env"]] == ["HOME", "MEGATRON_RUN_ID"]
     assert "--endpoint-url" not in container["args"]
 
 

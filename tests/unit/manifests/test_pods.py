@@ -334,7 +334,8 @@ def test_preparation_has_the_service_account_but_no_variables_of_the_recipe(run:
     pod = run("secrets").build().prepare_job["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "training"
     assert pod["automountServiceAccountToken"] is False
-    assert pod["containers"][0]["env"] == [{"name": "HOME", "value": "/tmp"}]
+    names = [each["name"] for each in pod["containers"][0]["env"]]
+    assert names == ["HOME", "MEGATRON_RUN_ID"]
     assert "envFrom" not in pod["containers"][0]
 
 
