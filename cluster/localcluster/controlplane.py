@@ -22,6 +22,7 @@ _RULES = "DRADeviceTaintRules=true"
 """Feature gate of the beta API DeviceTaintRule."""
 _PREVIEW_GATES = f"--feature-gates=GenericWorkload=true,{_RULES}"
 _PREVIEW_APIS = "--runtime-config=scheduling.k8s.io/v1alpha2=true,resource.k8s.io/v1beta2=true"
+_AUDIT_LOG_MB = 8192
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,10 @@ class ControlPlane:
     def _audit_arguments(self) -> list[str]:
         if not self.paths.audit_policy.exists():
             return []
-        return [f"--audit-policy-file={self.paths.audit_policy}", f"--audit-log-path={self.paths.audit_log}"]
+        # At 100 MB, its default, the API server would begin another file, and readers would miss the rest.
+        size = f"--audit-log-maxsize={_AUDIT_LOG_MB}"
+        path = f"--audit-log-path={self.paths.audit_log}"
+        return [f"--audit-policy-file={self.paths.audit_policy}", path, size]
 
     def _controller_manager_arguments(self) -> list[str]:
         pki, ports = self.authority, self.ports

@@ -74,6 +74,7 @@ def test_requests_are_logged_only_where_a_policy_exists(plane: ControlPlane) -> 
     args = " ".join(map(str, plane.argv("kube-apiserver")))
     assert f"--audit-policy-file={plane.paths.audit_policy}" in args
     assert f"--audit-log-path={plane.paths.audit_log}" in args
+    assert "--audit-log-maxsize=8192" in args
 
 
 def test_kubelets_and_node_controller_have_the_same_heartbeats(plane: ControlPlane) -> None:
