@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from megatron_trainer.bridge.sample_files import SampleLineError
-from megatron_trainer.data.tar_files import files_of
+from megatron_trainer.bridge.tar_files import files_of
 from megatron_trainer.worker.read_errors import is_temporary
 
 SUFFIX: Final = "*.tar"

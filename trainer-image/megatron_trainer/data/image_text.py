@@ -12,9 +12,9 @@ from itertools import groupby
 from tarfile import TarFile, TarInfo
 from typing import Any, Final
 
+from megatron_trainer.bridge.tar_files import files_of
 from megatron_trainer.data.chat import ROLES, ConversationError
 from megatron_trainer.data.media import IMAGES, Medium
-from megatron_trainer.data.tar_files import files_of
 
 RECORD: Final = "json"
 """Ending of a conversation."""
