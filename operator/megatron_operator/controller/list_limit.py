@@ -1,5 +1,6 @@
 """How many lists wait for an API server that answers slowly."""
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -9,8 +10,6 @@ from megatron_operator.controller.api_client import ApiError
 
 LEAST: Final = 2
 """Lists that may always wait at a time."""
-MOST: Final = 64
-"""Lists that may wait at a time at most."""
 _STEP: Final = 0.25
 """By how much the limit grows with each list that is answered."""
 _OVERLOADED: Final = frozenset({429, 503, 504})
@@ -20,12 +19,12 @@ _OVERLOADED: Final = frozenset({429, 503, 504})
 class ListsLimitedError(OperatorError):
     """A list was not sent because as many as the API server answers in time wait for it already."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"pods not listed: the API server answers slowly, and {limit} lists wait for it")
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"pods not listed: the API server answers slowly, and {waiting} lists wait for it")
 
 
 class ListLimit:
-    """A limit that halves when lists are not answered in time, and grows while they are.
+    """None until lists are not answered in time; then half of those that waited, growing with each answer.
 
     For a list of one run's pods the API server goes through all pods of the namespace, in etcd where its own
     cache has fallen behind. Asked by all reconciles at once, and again after each time-out, an overloaded one
@@ -33,21 +32,17 @@ class ListLimit:
     """
 
     def __init__(self) -> None:
-        self._limit = float(MOST)
+        self.limit = math.inf
+        """Lists that may wait at a time now."""
         self._waiting = 0
         self._halved = 0
         """How often the limit was halved."""
 
-    @property
-    def limit(self) -> int:
-        """Lists that may wait at a time now."""
-        return int(self._limit)
-
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Count one list while it waits. Raises ListsLimitedError, without waiting, where too many do."""
-        if self._waiting >= self.limit:
-            raise ListsLimitedError(self.limit)
+        if self._waiting + 1 > self.limit:
+            raise ListsLimitedError(self._waiting)
         halved = self._halved
         self._waiting += 1
         try:
@@ -60,12 +55,12 @@ class ListLimit:
                 self._halve(halved)
             raise
         else:
-            self._limit = min(self._limit + _STEP, MOST)
+            self.limit += _STEP
         finally:
             self._waiting -= 1
 
     def _halve(self, halved: int) -> None:
         """Lists that were sent before the limit was halved last have no part in how many are too many now."""
         if halved == self._halved:
-            self._limit = max(min(self._limit, self._waiting) / 2, LEAST)
+            self.limit = max(min(self.limit, self._waiting) / 2, LEAST)
             self._halved += 1
