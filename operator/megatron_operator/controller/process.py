@@ -171,6 +171,8 @@ class OperatorProcess:
             loop.add_signal_handler(number, self._stop)
 
     def _stop(self) -> None:
+        if self._webhook is not None:
+            log.info("the process is to end; reviews are answered for %.0f s more", LAST_REVIEWS)
         self._last_review = asyncio.get_running_loop().time() + LAST_REVIEWS
         self._stopping.set()
 
