@@ -30,7 +30,7 @@ def _unread(folder: Path, parts: tuple[str, ...]) -> Iterator[str]:
     first, rest = parts[0], parts[1:]
     if first == "**" and rest:
         yield from _unread(folder, rest)
-    elif not _is_wild(first):
+    elif not is_wild(first):
         yield from _below(folder / first, rest)
         return
     try:
@@ -63,5 +63,6 @@ def _below(path: Path, rest: tuple[str, ...]) -> Iterator[str]:
         yield from _unread(path, rest)
 
 
-def _is_wild(part: str) -> bool:
+def is_wild(part: str) -> bool:
+    """Return whether a part of a pattern may match several names."""
     return any(sign in part for sign in "*?[")

@@ -20,7 +20,7 @@ from megatron_trainer.data.compression import is_compressed
 from megatron_trainer.data.files import SourceFile, path_of, size_of, version_of
 from megatron_trainer.data.media import IMAGES, Medium
 from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
-from megatron_trainer.data.patterns import left_out
+from megatron_trainer.data.patterns import is_wild, left_out
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
 
@@ -175,7 +175,7 @@ def _matches(source: Source) -> list[Path]:
 
 def _fixed(pattern: Path) -> Path:
     """The folders of a pattern before its first wildcard."""
-    parts = [index for index, part in enumerate(pattern.parts) if any(sign in part for sign in "*?[")]
+    parts = [index for index, part in enumerate(pattern.parts) if is_wild(part)]
     return Path(*pattern.parts[: parts[0]]) if parts else pattern.parent
 
 

@@ -65,6 +65,6 @@ def _error(
     return FieldError(
         field,
         f"{group} {ranks} leaves a rank {width // ranks} of {name} {width}, and Transformer Engine "
-        f"multiplies multiples of {multiple} in this precision",
+        f"takes multiples of {multiple} in this precision",
         f"{set_one_of(suitable)}, or {leave}" if suitable else leave,
     )
