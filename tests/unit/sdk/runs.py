@@ -1,7 +1,8 @@
-"""The status of a run that failed, and a call that waits in another thread."""
+"""Pods, lines of logs and a status as a run has them, and a call that waits in another thread."""
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 INCIDENT = {
     "number": 1,
@@ -30,6 +31,29 @@ FAILED = {
     ],
     "recovery": {"restarts": 1, "lastIncident": INCIDENT, "history": [INCIDENT]},
 }
+
+
+def pod(kind: str, index: int) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"tiny-{kind}-{index}",
+            "creationTimestamp": "2026-01-01T10:00:00Z",
+            "labels": {
+                "training.kubeflow.org/replica-type": kind,
+                "training.kubeflow.org/replica-index": str(index),
+            },
+        },
+        "spec": {"nodeName": "node"},
+    }
+
+
+def line(iteration: int, loss: float, second: int = 0) -> str:
+    return (
+        f"2026-01-01T10:00:{second:02}.5Z  [2026-01-01 10:00:00.123456] iteration {iteration:8d}/     200 |"
+        f" consumed samples: {iteration * 8:12d} | elapsed time per iteration (ms): 250.0 |"
+        f" learning rate: 1.500000E-04 | global batch size:     8 | lm loss: {loss:.6E} | loss scale: 1.0 |"
+        " grad norm: 1.234 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
 
 
 def in_background(call: Callable[[], object]) -> threading.Thread:

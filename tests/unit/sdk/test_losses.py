@@ -9,16 +9,7 @@ from megatron_operator.sdk import LossPoint, MissingExtraError, Run
 from megatron_operator.sdk.losses import data_frame, loss_points
 
 from testkit.api_stand_in import ApiStandIn
-from tests.unit.sdk.test_run import pod
-
-
-def line(iteration: int, loss: float, second: int = 0) -> str:
-    return (
-        f"2026-01-01T10:00:{second:02}.5Z  [2026-01-01 10:00:00.123456] iteration {iteration:8d}/     200 |"
-        f" consumed samples: {iteration * 8:12d} | elapsed time per iteration (ms): 250.0 |"
-        f" learning rate: 1.500000E-04 | global batch size:     8 | lm loss: {loss:.6E} | loss scale: 1.0 |"
-        " grad norm: 1.234 | number of skipped iterations:   0 | number of nan iterations:   0 |"
-    )
+from tests.unit.sdk.runs import line, pod
 
 
 @pytest.mark.parametrize(

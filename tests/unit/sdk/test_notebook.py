@@ -11,8 +11,7 @@ from nbclient import NotebookClient
 from testkit.api_stand_in import ApiStandIn
 from testkit.waiting import LONG_DEADLINE, wait_until
 from tests.unit.docs.blocks import ROOT
-from tests.unit.sdk.test_losses import line
-from tests.unit.sdk.test_run import INCIDENT, pod
+from tests.unit.sdk.runs import INCIDENT, line, pod
 
 NAME = "from-a-notebook"
 MASTER = f"{NAME}-master-0"

@@ -8,8 +8,7 @@ from megatron_operator.sdk import Recipe
 
 from testkit.api_stand_in import ApiStandIn
 from tests.unit.docs.blocks import ROOT, blocks
-from tests.unit.sdk.test_losses import line
-from tests.unit.sdk.test_run import INCIDENT, pod
+from tests.unit.sdk.runs import INCIDENT, line, pod
 
 PAGE = ROOT / "docs" / "python.md"
 

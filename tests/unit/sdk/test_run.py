@@ -20,7 +20,7 @@ from megatron_operator.sdk import (
 )
 
 from testkit.api_stand_in import ApiStandIn
-from tests.unit.sdk.runs import FAILED, in_background
+from tests.unit.sdk.runs import FAILED, in_background, pod
 
 
 def event(uid: str, reason: str) -> dict[str, Any]:
@@ -30,20 +30,6 @@ def event(uid: str, reason: str) -> dict[str, Any]:
         "reason": reason,
         "message": reason,
         "type": "Normal",
-    }
-
-
-def pod(kind: str, index: int) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "name": f"tiny-{kind}-{index}",
-            "creationTimestamp": "2026-01-01T10:00:00Z",
-            "labels": {
-                "training.kubeflow.org/replica-type": kind,
-                "training.kubeflow.org/replica-index": str(index),
-            },
-        },
-        "spec": {"nodeName": "node"},
     }
 
 
