@@ -33,7 +33,8 @@ def job(
     """The Job, in the operator's own namespace; None where the platform has no image for it.
 
     The scheduler places its pod, so that it waits for devices that other pods still use. It requests all
-    devices of the node and runs the platform's image, never one of a recipe.
+    devices of the node, by the profile's claims where it has no extended resource, and runs the platform's
+    image, never one of a recipe.
     """
     image, metadata = profile.image or platform.image, node["metadata"]
     if image is None:
@@ -46,6 +47,9 @@ def job(
         template["spec"]["imagePullSecrets"] = [{"name": each} for each in platform.image_pull_secrets]
     # What belongs to the fabric is left out: the check uses none.
     overlay.apply(template, profile.pod_template, whole_node=False)
+    if profile.resource_name is None:  # Its devices are among the claims.
+        for claim in profile.pod_template.resource_claims:
+            overlay.add_claim(template, claim.wire())
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

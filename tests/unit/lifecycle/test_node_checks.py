@@ -8,6 +8,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_NODE_CHECK, LABEL_CORDONED_AT
 from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
 from megatron_operator.api.platform_validation import parse_platform
+from megatron_operator.api.pod_template import PodResourceClaim, PodTemplateOverlay
 from megatron_operator.lifecycle.node_checks import is_due, passed_patch, profile_of, result
 from megatron_operator.manifests import node_check
 
@@ -128,6 +129,15 @@ def test_the_check_runs_on_that_node_alone_and_tolerates_its_cordon_but_no_sign_
     [term] = required["nodeSelectorTerms"]
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}
     assert [each["key"] for each in spec["tolerations"]] == ["node.kubernetes.io/unschedulable"]
+
+
+def test_the_check_has_the_claims_of_a_profile_without_an_extended_resource() -> None:
+    claims = [PodResourceClaim(name="gpus", resource_claim_template_name="whole-node")]
+    overlay = PodTemplateOverlay(resource_claims=claims, annotations={"fabric": "rail-0"})
+    spec = job(resource_name=None, pod_template=overlay)["spec"]["template"]["spec"]
+    assert spec["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "whole-node"}]
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": "gpus"}]
+    assert "resourceClaims" not in job(pod_template=overlay)["spec"]["template"]["spec"]
 
 
 def test_without_an_image_of_the_platform_there_is_no_check() -> None:
