@@ -1,7 +1,9 @@
 """`megatron status`: statuses as the operator writes them, rendered; the command against a fake kubectl."""
 
 import json
+import signal
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +260,15 @@ def test_watch_ends_with_the_deletion_of_the_recipe(watching: Path) -> None:
     assert len((watching / "calls").read_text().splitlines()) == 3
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts, also where the tests are a background job of a script, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_during_a_request_ends_a_watch_as_one_between_two_does(watching: Path) -> None:
     (watching / "interrupt.2").touch()
     result = megatron("status", "run", "--watch")
