@@ -44,11 +44,12 @@ layer "protocol: the recovery protocol explored exhaustively" $python -m pytest 
 layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "packages of Megatron-Bridge in an environment of their own" scripts/setup_bridge.sh
-layer "bridge: a small model of every function that starts on one rank, trained two iterations" \
-    .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge_recipes.py
+# All sizes: make bridge-recipes.
+layer "bridge: a small model of every kind of function that starts on one rank, trained two iterations" \
+    .venv-bridge/bin/python -m pytest -q -m "not repeats" tests/trainer/test_bridge_recipes.py
 layer "bridge: what the loss sees of chats and packed samples, compared with their sources" \
     .venv-bridge/bin/python -m pytest -q tests/trainer/test_chats.py tests/trainer/test_packing.py \
     tests/trainer/test_packed_attention.py tests/trainer/test_packed_chats.py tests/trainer/test_step_layers.py
-layer "fuzz: 1,350 texts and 40 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
+layer "fuzz: 1,350 texts and 20 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
 finish_lanes

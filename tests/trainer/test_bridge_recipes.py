@@ -7,6 +7,7 @@ numbers, and what is trained changes.
 import importlib.util
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.catalog import Entry
 from megatron_trainer.telemetry.reporter import FINISHED
 
+from testkit import small_models
 from testkit.small_models import ON_SEVERAL_RANKS
 from testkit.weights.warm import WarmConverter
 from tests.trainer.small_runs import ITERATIONS, SmallRuns, Started, started
 from tests.trainer.warm_process import WarmProcess
 
 RUNS = tuple(started())
+SIZE = re.compile(r"_(\d|a\d)[^_]*")
+"""Words of a function's name that count parameters or GPUs, which a small model has none of."""
 UNMOVED = (r"\.local_experts\.", r"vision.*\.[qk]_proj\.", r"\.(A_log|dt_bias)$")
 """Tensors that two short iterations may leave as they are: of experts that no token is for, of queries and
 keys of patches, which are alike in pictures of one colour, and of the decay in gated delta nets."""
@@ -88,7 +92,17 @@ def left_as_they_are(run: Started, notes: dict[str, Any]) -> set[str]:
     return {name for name in {*notes["trained"]} - {*notes["changed"]} if not re.search(expected, name)}
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.function)
+def each_kind_first() -> Iterator[Any]:
+    """All runs; one that differs from an earlier one in size or number of GPUs alone is marked `repeats`."""
+    seen = set()
+    for run in RUNS:
+        kind = (small_models.of_recipe(run.entry).name, run.entry.modes[0], SIZE.sub("", run.function))
+        marks = [pytest.mark.repeats] if kind in seen else []
+        seen.add(kind)
+        yield pytest.param(run, marks=marks, id=run.function)
+
+
+@pytest.mark.parametrize("run", each_kind_first())
 def test_a_small_model_is_built_and_trained_as_the_operator_renders_it(
     run: Started, small_runs: SmallRuns
 ) -> None:
