@@ -41,6 +41,7 @@ from megatron_operator.controller.traces import TraceSender
 from megatron_operator.controller.usage_recorder import UsageRecorder
 from megatron_operator.controller.workqueue import COALESCE, NORMAL, URGENT, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
+from megatron_operator.lifecycle.undisturbed import is_new
 from megatron_operator.manifests.job_backends import backend_of
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Operator:
             self.caches,
             self._traces,
         )
-        self.queue = WorkQueue(reconciler, settings.workers)
+        self.queue = WorkQueue(reconciler, settings.workers, self._is_new)
         self._tasks = [
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._watch_config(), name="config"),
@@ -137,6 +138,11 @@ class Operator:
         self.queue.start()
         self.usage.caches_are_complete()
         await self._cache_check.run()
+
+    def _is_new(self, key: RecipeKey) -> bool:
+        """Whether a recipe has no status yet, as far as it is known."""
+        recipe = self.caches.recipes.get(*key)
+        return recipe is not None and is_new(recipe)
 
     def _missed(self, key: RecipeKey) -> None:
         self.queue.add(key)

@@ -49,7 +49,7 @@ class Settings:
     progress_interval: float = 5.0
     """Seconds between two polls of a run's progress."""
     workers: int = 32
-    """Recipes that are reconciled concurrently."""
+    """Recipes that are reconciled concurrently; new ones `workqueue.STARTS` times as many."""
 
     webhook_port: int = 0
     """Port of the validating webhook; 0: none."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import logging
 import math
@@ -28,12 +29,18 @@ COALESCE: Final = 0.1
 
 URGENT: Final = 0.0
 """Patience of a key whose recipe was edited, or whose run was disturbed."""
-NORMAL: Final = 30.0
+NORMAL: Final = 60.0
 """Patience of a key of which anything else has changed. It is long, so that of many new recipes all have
-their jobs before the pods of the first ones are reported."""
-ROUTINE: Final = 60.0
-"""Patience of a key of which nothing is known to have changed. One that is due again after a shorter time, as
-its reconcile has asked for, is as patient as that time is long."""
+their jobs before the pods of the first ones are read and reported."""
+ROUTINE: Final = 90.0
+"""Patience of a key of which nothing is known to have changed."""
+PATIENCE: Final = 4.0
+"""A key that is due again after some seconds, as its reconcile has asked for, is patient for as many times as
+long, and no longer than ROUTINE."""
+
+STARTS: Final = 4
+"""As many times `workers` recipes may be reconciled at a time where they are new. A start reads nothing, and
+a busy API server answers in proportion to what it is asked."""
 
 Reconcile = Callable[[RecipeKey], Awaitable[float | None]]
 """Returns the seconds until the next reconcile, or None to wait for an event."""
@@ -48,35 +55,49 @@ class _Timer:
     handle: asyncio.Handle
 
 
+type _Entry = tuple[float, int, RecipeKey, float]
+"""The time by which a key is ordered, a number that no other entry has, the key, and its patience."""
+
+
 class WorkQueue:
     """Runs `reconcile` for each key that was added, never twice at the same time for one key.
 
     Level-triggered: a key means that something may have changed, not what. Keys are served in the order of
     the time at which they are due plus their patience, in seconds: the urgent ones overtake the others, and
-    none waits forever.
+    none waits forever. Of those for which `is_start` holds when they are due, `STARTS * workers` are
+    reconciled at a time, of others `workers`; and none whose patience has not ended while as many start.
     """
 
-    def __init__(self, reconcile: Reconcile, workers: int) -> None:
+    def __init__(
+        self, reconcile: Reconcile, workers: int, is_start: Callable[[RecipeKey], bool] = lambda _key: False
+    ) -> None:
         self._reconcile = reconcile
         self._workers = workers
-        self._ready: asyncio.PriorityQueue[tuple[float, int, RecipeKey, float]] = asyncio.PriorityQueue()
+        self._is_start = is_start
+        self._starts: list[_Entry] = []
+        self._others: list[_Entry] = []
         self._entries = itertools.count()
         self._waiting: dict[RecipeKey, float] = {}
-        """Keys that no worker has taken yet, and the time by which they are ordered."""
+        """Keys that are not reconciled yet, and the time by which they are ordered."""
         self._working: set[RecipeKey] = set()
+        self._others_working = 0
         self._again: dict[RecipeKey, float] = {}
         """Keys that became due while they were reconciled, and their patience."""
         self._timers: dict[RecipeKey, _Timer] = {}
         self._failures: dict[RecipeKey, int] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = False
         self._stopping = False
+        self._broken = False
+        """Whether a reconcile has ended in a way that no reconcile should."""
         self._idle = asyncio.Event()
         """Set while no reconcile runs."""
         self._idle.set()
 
     def start(self) -> None:
-        """Start the workers."""
-        self._tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._workers)]
+        """Reconcile what was added, and what will be."""
+        self._started = True
+        self._dispatch()
 
     async def stop(self, grace: float = 0.0) -> None:
         """Start no other reconcile, and cancel those that still run after `grace` seconds."""
@@ -87,13 +108,14 @@ class WorkQueue:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._idle.wait()
-        for task in self._tasks:
+        tasks = [*self._tasks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def alive(self) -> bool:
-        """Whether all workers run."""
-        return all(not task.done() for task in self._tasks)
+        """Whether all reconciles have ended as they should."""
+        return not self._broken
 
     def add(self, key: RecipeKey, delay: float = COALESCE, patience: float = NORMAL) -> None:
         """Reconcile this recipe after `delay` seconds, or earlier if that is already scheduled.
@@ -119,37 +141,69 @@ class WorkQueue:
         order = asyncio.get_running_loop().time() + patience
         if order < self._waiting.get(key, math.inf):
             self._waiting[key] = order
-            self._ready.put_nowait((order, next(self._entries), key, patience))
+            ready = self._starts if self._is_start(key) else self._others
+            heapq.heappush(ready, (order, next(self._entries), key, patience))
             QUEUE_LENGTH.set(len(self._waiting))
+            self._dispatch()
 
-    async def _work(self) -> None:
-        while True:
-            order, _, key, patience = await self._ready.get()
-            if self._waiting.get(key) != order:
-                continue  # it was added again with less patience, and has been served
+    def _dispatch(self) -> None:
+        """Begin as many reconciles as may run now."""
+        while self._started and not self._stopping and (ready := self._first()) is not None:
+            _, _, key, patience = heapq.heappop(ready)
             del self._waiting[key]
             QUEUE_LENGTH.set(len(self._waiting))
-            if self._stopping:
-                continue
             self._working.add(key)
             self._idle.clear()
-            try:
-                with RECONCILE_SECONDS.time():
-                    delay = await self._reconcile(key)
-            except Exception as error:
-                RECONCILES.labels("error").inc()
-                self._retry(key, error, patience)
-            else:
-                RECONCILES.labels("done").inc()
-                self._failures.pop(key, None)
-                if delay is not None:
-                    self.add(key, delay, min(delay, ROUTINE))
-            finally:
-                self._working.discard(key)
-                if not self._working:
-                    self._idle.set()
-                if (again := self._again.pop(key, None)) is not None:
-                    self.add(key, patience=again)
+            is_other = ready is self._others
+            self._others_working += is_other
+            task = asyncio.create_task(self._run(key, patience, is_other=is_other), name=f"reconcile {key}")
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _first(self) -> list[_Entry] | None:
+        """What has the entry to serve next as its first; None where nothing waits that may run now."""
+        for ready in (self._starts, self._others):
+            # One that was added again with less patience has an earlier entry, and may have been served.
+            while ready and self._waiting.get(ready[0][2]) != ready[0][0]:
+                heapq.heappop(ready)
+        if self._starts and len(self._working) < STARTS * self._workers:
+            is_due = self._others and self._others[0] < self._starts[0]
+            return self._others if is_due and self._others_working < self._workers else self._starts
+        many_start = len(self._working) - self._others_working >= self._workers
+        if not self._others or self._others_working >= self._workers:
+            return None
+        if many_start and self._others[0][0] > asyncio.get_running_loop().time():
+            return None  # considered again when a start ends
+        return self._others
+
+    async def _run(self, key: RecipeKey, patience: float, *, is_other: bool) -> None:
+        try:
+            with RECONCILE_SECONDS.time():
+                delay = await self._reconcile(key)
+        except Exception as error:
+            RECONCILES.labels("error").inc()
+            self._retry(key, error, patience)
+        else:
+            RECONCILES.labels("done").inc()
+            self._failures.pop(key, None)
+            if delay is not None:
+                # What follows a start is to be read and reported after other starts, as its pods are.
+                self.add(key, delay, min(PATIENCE * delay, ROUTINE) if is_other else NORMAL)
+        finally:
+            self._others_working -= is_other
+            self._working.discard(key)
+            if not self._working:
+                self._idle.set()
+            if (again := self._again.pop(key, None)) is not None:
+                self.add(key, patience=again)
+            self._dispatch()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._stopping and (task.cancelled() or task.exception() is not None):
+            self._broken = True
+            error = None if task.cancelled() else task.exception()
+            log.error("%s has ended", task.get_name(), exc_info=error)
 
     def _retry(self, key: RecipeKey, error: Exception, patience: float) -> None:
         count = self._failures.get(key, 0)
