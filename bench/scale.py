@@ -14,12 +14,21 @@ from pathlib import Path
 from typing import Final
 
 from bench.scale_cluster import control_plane
-from bench.scale_measure import bare_kopf, plain_client, restart_alone, this_operator, training_operator_alone
+from bench.scale_measure import (
+    bare_kopf,
+    plain_client,
+    restart_alone,
+    start_alone,
+    this_operator,
+    training_operator_alone,
+)
 from bench.scale_report import PAGE, Found, Scale, page, section, table
 
 SYSTEMS: Final = ("training-operator", "kopf", "client", "operator")
 RESTART: Final = "restart"
 """This operator's restart alone, which more runs can be measured with."""
+START: Final = "start"
+"""This operator until all jobs exist, which takes no longer than the plain client."""
 
 
 def measure(scale: Scale, systems: list[str], seconds: float, folder: Path) -> Found:
@@ -35,6 +44,8 @@ def measure(scale: Scale, systems: list[str], seconds: float, folder: Path) -> F
                 found.client = plain_client(bench, scale.recipes)
             elif system == RESTART:
                 found.restart = restart_alone(bench, scale.recipes)
+            elif system == START:
+                found.started = start_alone(bench, scale.recipes)
             else:
                 found.operator = this_operator(bench, scale.recipes, seconds)
     return found
@@ -46,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--recipes", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=200, help="with 8 GPUs each; a recipe takes 4 GPUs")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the steady state")
-    parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, RESTART], default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, START, RESTART], default=list(SYSTEMS))
     parser.add_argument("--logs", type=Path, help="directory for logs; default: a temporary one")
     parser.add_argument("--write", action="store_true", help=f"write the table to docs/{PAGE.name}")
     options = parser.parse_args(argv)

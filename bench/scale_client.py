@@ -15,6 +15,7 @@ import uvloop
 from megatron_operator.controller.api_client import ApiClient
 from megatron_operator.controller.api_resources import CLAIMS, JOBS, RECIPES, SECRETS
 from megatron_operator.controller.settings import Settings
+from megatron_operator.controller.workqueue import STARTS
 
 from bench.scale_manifests import for_recipe
 
@@ -28,7 +29,7 @@ class Client:
     def __init__(self, api: ApiClient, manifests: list[str]) -> None:
         self._api = api
         *self._owned, self._status = manifests
-        self._places = asyncio.Semaphore(Settings().workers)
+        self._places = asyncio.Semaphore(STARTS * Settings().workers)
 
     async def start(self, recipe: dict[str, Any]) -> None:
         """Write the objects of one recipe, and its status."""
@@ -41,11 +42,13 @@ class Client:
 
     async def run(self) -> None:
         """Start every recipe that is created from now on."""
-        versions = [version async for version, _ in self._api.versioned_pages(RECIPES, None)]
+        *_, version = [version async for version, _ in self._api.versioned_pages(RECIPES, None)]
         async with asyncio.TaskGroup() as starts:
-            async for event in self._api.watch(RECIPES, versions[-1], SECONDS):
-                if event["type"] == "ADDED":
-                    starts.create_task(self.start(event["object"]))
+            while True:  # A busy API server ends a watch early.
+                async for event in self._api.watch(RECIPES, version, SECONDS):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] == "ADDED":
+                        starts.create_task(self.start(event["object"]))
 
 
 async def run(manifests: list[Any]) -> None:

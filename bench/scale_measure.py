@@ -210,6 +210,12 @@ def this_operator(bench: Bench, recipes: int, seconds: float) -> Measured:
     return Measured(started, training, idle, steady, faults, restart, takeover)
 
 
+def start_alone(bench: Bench, recipes: int) -> Started:
+    """Jobs of this operator."""
+    with _operating(bench, recipes) as (operator, _):
+        return _start_all(bench, recipes, operator.pid)
+
+
 def restart_alone(bench: Bench, recipes: int) -> Restart:
     """The restart of this operator with copies of one run, which stand still."""
     with _operating(bench, 1) as (operator, pods):

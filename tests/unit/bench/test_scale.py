@@ -141,7 +141,7 @@ def test_the_plain_client_writes_what_the_operator_writes(monkeypatch: pytest.Mo
     assert comparable(start_manifests()) == comparable(expected[:4])
 
 
-def test_the_plain_client_starts_recipes_that_are_created_and_no_others() -> None:
+def test_the_plain_client_starts_recipes_that_are_created_and_no_others_and_watches_on() -> None:
     writes: list[tuple[str, Any]] = []
 
     class Server:
@@ -149,9 +149,13 @@ def test_the_plain_client_starts_recipes_that_are_created_and_no_others() -> Non
             yield "5", [made("old")]
 
         async def watch(self, _resource: object, version: str, _seconds: int) -> AsyncIterator[Any]:
+            if version == "7":  # after the end of the first watch
+                while len(writes) < 4:
+                    await asyncio.sleep(0)
+                raise EOFError
             assert version == "5"
-            yield {"type": "ADDED", "object": made("new")}
-            yield {"type": "MODIFIED", "object": made("new")}
+            yield {"type": "ADDED", "object": made("new", "6")}
+            yield {"type": "MODIFIED", "object": made("new", "7")}
 
         async def create(self, resource: Any, body: Any) -> Any:
             writes.append((resource.plural, body))
@@ -160,16 +164,17 @@ def test_the_plain_client_starts_recipes_that_are_created_and_no_others() -> Non
         async def apply(self, resource: Any, body: Any, subresource: str) -> None:
             writes.append((f"{resource.plural}/{subresource}", body))
 
-    def made(name: str) -> Any:
-        return {"metadata": {"name": name, "uid": f"uid-of-{name}", "resourceVersion": "4"}}
+    def made(name: str, version: str = "4") -> Any:
+        return {"metadata": {"name": name, "uid": f"uid-of-{name}", "resourceVersion": version}}
 
     api: Any = Server()
-    asyncio.run(Client(api, [json.dumps(each) for each in start_manifests()]).run())
+    with pytest.RaisesGroup(EOFError):
+        asyncio.run(Client(api, [json.dumps(each) for each in start_manifests()]).run())
     resources = ["persistentvolumeclaims", "secrets", "pytorchjobs", "megatronrecipes/status"]
     assert [resource for resource, _ in writes] == resources
     assert NAME not in json.dumps(writes)
     status = writes[-1][1]
-    identity = {"name": "new", "uid": "uid-of-new", "resourceVersion": "4", "namespace": "bench"}
+    identity = {"name": "new", "uid": "uid-of-new", "resourceVersion": "6", "namespace": "bench"}
     assert status["metadata"] == identity
     assert status["status"]["job"]["uid"] == "uid-of-pytorchjobs"
 
