@@ -28,7 +28,7 @@ SYSTEMS: Final = ("training-operator", "kopf", "client", "operator")
 RESTART: Final = "restart"
 """This operator's restart alone, which more runs can be measured with."""
 START: Final = "start"
-"""This operator until all jobs exist, which takes no longer than the plain client."""
+"""This operator until all jobs exist, and nothing after it."""
 
 
 def measure(scale: Scale, systems: list[str], seconds: float, folder: Path) -> Found:

@@ -49,8 +49,8 @@ of random weights was trained for two steps on one rank (`make test`; those are 
 `testkit/own_loop.py`, `ALONE`); `tiny-gpt` is trained in pods of the local cluster (`make faults`). Of
 engine `bridge` a model of two layers (EXAONE 4.5, Gemma 4, GLM-5.2, K-EXAONE, MiniMax-M3, Qwen3-Next,
 Qwen3.5: four, Gemma 3 and Nemotron: six) was trained for at least two steps on two or four ranks (`make
-bridge-training`); `make bridge-recipes` trains one of every function for two on a single rank, and `make
-test` one of those that differ in size or number of GPUs alone, except
+bridge-training`); `make bridge-recipes` trains one of every function for two on a single rank (`make test`
+leaves out those that differ from another in size or number of GPUs alone), except
 `moonlight_16b_sft_8gpu_h100_bf16_tp1_config`, which is refused on one rank. For SFT and LoRA transformers
 or the project made it, and it was imported; models that read images or sound had some. Pretraining began
 with random weights and read real text, except that of a projector, which began as SFT does, and that of

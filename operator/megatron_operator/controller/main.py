@@ -34,7 +34,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--trainjobs", is_flag=True, help="Handle TrainJobs, for the platform's jobBackend trainjob.")
 @click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="URL of a pod's progress.")
 @click.option("--progress-interval", default=5.0, help="Seconds between two polls of a run's progress.")
-@click.option("--workers", default=32, help="Recipes that are reconciled concurrently; new ones four times as many.")
+@click.option("--workers", default=32, help="Recipes reconciled concurrently; new ones four times as many.")
 @click.option("--liveness-port", default=8080, help="Port of /healthz and /readyz; 0: none.")
 @click.option("--metrics-port", default=0, help="Port of the operator's Prometheus metrics; 0: none.")
 @click.option("--webhook-port", default=0, help="Port of the validating webhook; 0: none.")
