@@ -106,7 +106,7 @@ class Operator:
             self.caches,
             self._traces,
         )
-        self.queue = WorkQueue(reconciler, settings.workers, self._is_new)
+        self.queue = WorkQueue(reconciler, settings.workers, self._is_start)
         self._tasks = [
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._watch_config(), name="config"),
@@ -139,10 +139,10 @@ class Operator:
         self.usage.caches_are_complete()
         await self._cache_check.run()
 
-    def _is_new(self, key: RecipeKey) -> bool:
-        """Whether a recipe has no status yet, as far as it is known."""
+    def _is_start(self, key: RecipeKey) -> bool:
+        """Whether a recipe has no status yet, and its name had no run whose pods would have to be listed."""
         recipe = self.caches.recipes.get(*key)
-        return recipe is not None and is_new(recipe)
+        return recipe is not None and is_new(recipe) and self.caches.first_runs.is_first(key)
 
     def _missed(self, key: RecipeKey) -> None:
         self.queue.add(key)
@@ -177,7 +177,7 @@ class Operator:
             self.usage.deleted(body)
             self._seen.pop(key, None)
             self._starting.discard(key)
-            self.queue.add(key)
+            self.queue.add(key, patience=URGENT)
             return
         if (body.get("status") or {}).get("phase") == Phase.STARTING:
             self._starting.add(key)

@@ -8,6 +8,8 @@ from typing import Final
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.controller.api_client import ApiError
 
+FIRST: Final = 16
+"""Lists that may wait at a time once one was not answered."""
 LEAST: Final = 2
 """Lists that may always wait at a time."""
 _STEP: Final = 0.25
@@ -24,7 +26,7 @@ class ListsLimitedError(OperatorError):
 
 
 class ListLimit:
-    """None until lists are not answered in time; then half of those that waited, growing with each answer.
+    """None until a list is not answered in time; then FIRST, halved each time, and growing with each answer.
 
     For a list of one run's pods the API server goes through all pods of the namespace, in etcd where its own
     cache has fallen behind. Asked by all reconciles at once, and again after each time-out, an overloaded one
@@ -62,5 +64,5 @@ class ListLimit:
     def _halve(self, halved: int) -> None:
         """Lists that were sent before the limit was halved last have no part in how many are too many now."""
         if halved == self._halved:
-            self.limit = max(min(self.limit, self._waiting) / 2, LEAST)
+            self.limit = max(min(self.limit / 2, FIRST), LEAST)
             self._halved += 1

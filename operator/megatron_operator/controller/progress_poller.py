@@ -41,6 +41,8 @@ LONGEST_REST_SECONDS: Final = 30.0
 """Seconds that these rounds take at most: hang detection needs an answer a minute."""
 REMIND: Final = 30.0
 """Seconds after which a run is reconciled without a change: a hang shows as no change."""
+STILL: Final = 60.0
+"""Seconds without an iteration, or without an answer, after which a reminder is urgent."""
 
 
 @dataclass(slots=True)
@@ -223,7 +225,8 @@ class ProgressPoller:
         elif due:
             self._answering.discard(key)
         if patience is None and moment - run.notified >= REMIND:
-            patience = ROUTINE
+            is_still = run.reading is not None and moment - run.moved >= STILL
+            patience = URGENT if is_still else ROUTINE
         if patience is not None:
             run.notified = moment
             self._notify(key, patience)

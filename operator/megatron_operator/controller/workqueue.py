@@ -8,8 +8,8 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from megatron_operator.api.errors import described
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
@@ -39,8 +39,8 @@ PATIENCE: Final = 4.0
 long, and no longer than ROUTINE."""
 
 STARTS: Final = 4
-"""As many times `workers` recipes may be reconciled at a time where they are new. A start reads nothing, and
-a busy API server answers in proportion to what it is asked."""
+"""As many times `workers` recipes may be reconciled at a time where they start. A start lists nothing, and a
+busy API server answers in proportion to what it is asked."""
 
 Reconcile = Callable[[RecipeKey], Awaitable[float | None]]
 """Returns the seconds until the next reconcile, or None to wait for an event."""
@@ -55,8 +55,23 @@ class _Timer:
     handle: asyncio.Handle
 
 
-type _Entry = tuple[float, int, RecipeKey, float]
-"""The time by which a key is ordered, a number that no other entry has, the key, and its patience."""
+type _Entry = tuple[float, int, RecipeKey]
+"""The time by which a key is ordered, a number that no other entry has, and the key."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Keys that compete for the same places: those that wait as a heap, and how many are reconciled."""
+
+    waiting: list[_Entry] = field(default_factory=list)
+    working: int = 0
+
+
+class _Waiting(NamedTuple):
+    """Where a key waits. Other entries of it, in this lane or another, are out of date."""
+
+    entry: _Entry
+    patience: float
 
 
 class WorkQueue:
@@ -64,8 +79,11 @@ class WorkQueue:
 
     Level-triggered: a key means that something may have changed, not what. Keys are served in the order of
     the time at which they are due plus their patience, in seconds: the urgent ones overtake the others, and
-    none waits forever. Of those for which `is_start` holds when they are due, `STARTS * workers` are
-    reconciled at a time, of others `workers`; and none whose patience has not ended while as many start.
+    none waits forever. Keys for which `is_start` holds when they are due may be reconciled while fewer than
+    `STARTS * workers` are in all, of others `workers` at a time. Of these:
+
+    - those that are not urgent have half of the places while urgent ones wait, however overdue they are;
+    - while at least `workers` start, those that are not urgent wait until their patience ends.
     """
 
     def __init__(
@@ -74,13 +92,11 @@ class WorkQueue:
         self._reconcile = reconcile
         self._workers = workers
         self._is_start = is_start
-        self._starts: list[_Entry] = []
-        self._others: list[_Entry] = []
+        self._starts, self._urgent, self._patient = _Lane(), _Lane(), _Lane()
         self._entries = itertools.count()
-        self._waiting: dict[RecipeKey, float] = {}
-        """Keys that are not reconciled yet, and the time by which they are ordered."""
+        self._waiting: dict[RecipeKey, _Waiting] = {}
+        """Keys that are due and not reconciled yet."""
         self._working: set[RecipeKey] = set()
-        self._others_working = 0
         self._again: dict[RecipeKey, float] = {}
         """Keys that became due while they were reconciled, and their patience."""
         self._timers: dict[RecipeKey, _Timer] = {}
@@ -139,44 +155,58 @@ class WorkQueue:
             self._again[key] = min(patience, self._again.get(key, patience))
             return
         order = asyncio.get_running_loop().time() + patience
-        if order < self._waiting.get(key, math.inf):
-            self._waiting[key] = order
-            ready = self._starts if self._is_start(key) else self._others
-            heapq.heappush(ready, (order, next(self._entries), key, patience))
-            QUEUE_LENGTH.set(len(self._waiting))
-            self._dispatch()
+        if (waiting := self._waiting.get(key)) is not None:
+            if waiting.entry[0] <= order and waiting.patience <= patience:
+                return
+            order, patience = min(order, waiting.entry[0]), min(patience, waiting.patience)
+        entry = order, next(self._entries), key
+        self._waiting[key] = _Waiting(entry, patience)
+        lane = self._starts if self._is_start(key) else self._patient if patience else self._urgent
+        heapq.heappush(lane.waiting, entry)
+        QUEUE_LENGTH.set(len(self._waiting))
+        self._dispatch()
 
     def _dispatch(self) -> None:
         """Begin as many reconciles as may run now."""
-        while self._started and not self._stopping and (ready := self._first()) is not None:
-            _, _, key, patience = heapq.heappop(ready)
-            del self._waiting[key]
+        while self._started and not self._stopping and (lane := self._next_lane()) is not None:
+            _, _, key = heapq.heappop(lane.waiting)
+            patience = self._waiting.pop(key).patience
             QUEUE_LENGTH.set(len(self._waiting))
             self._working.add(key)
             self._idle.clear()
-            is_other = ready is self._others
-            self._others_working += is_other
-            task = asyncio.create_task(self._run(key, patience, is_other=is_other), name=f"reconcile {key}")
+            lane.working += 1
+            task = asyncio.create_task(self._run(key, patience, lane), name=f"reconcile {key}")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
-    def _first(self) -> list[_Entry] | None:
-        """What has the entry to serve next as its first; None where nothing waits that may run now."""
-        for ready in (self._starts, self._others):
-            # One that was added again with less patience has an earlier entry, and may have been served.
-            while ready and self._waiting.get(ready[0][2]) != ready[0][0]:
-                heapq.heappop(ready)
-        if self._starts and len(self._working) < STARTS * self._workers:
-            is_due = self._others and self._others[0] < self._starts[0]
-            return self._others if is_due and self._others_working < self._workers else self._starts
-        many_start = len(self._working) - self._others_working >= self._workers
-        if not self._others or self._others_working >= self._workers:
-            return None
-        if many_start and self._others[0][0] > asyncio.get_running_loop().time():
-            return None  # considered again when a start ends
-        return self._others
+    def _next_lane(self) -> _Lane | None:
+        """The lane whose first key is served next; None where none waits that may be served now."""
+        lanes = (self._starts, self._urgent, self._patient)
+        for lane in lanes:
+            while (waiting := lane.waiting) and not self._is_current(waiting[0]):
+                heapq.heappop(waiting)
+        ready = [lane for lane in lanes if lane.waiting and self._has_place(lane)]
+        return min(ready, key=lambda lane: lane.waiting[0], default=None)
 
-    async def _run(self, key: RecipeKey, patience: float, *, is_other: bool) -> None:
+    def _is_current(self, entry: _Entry) -> bool:
+        waiting = self._waiting.get(entry[2])
+        return waiting is not None and waiting.entry == entry
+
+    def _has_place(self, lane: _Lane) -> bool:
+        """Whether the first key of this lane may be served now."""
+        if lane is self._starts:
+            return len(self._working) < STARTS * self._workers
+        if self._urgent.working + self._patient.working >= self._workers:
+            return False
+        if lane is self._urgent:
+            return True
+        if self._urgent.waiting and self._patient.working >= math.ceil(self._workers / 2):
+            return False
+        # What has to wait for its patience is considered again when a start ends.
+        many_start = self._starts.working >= self._workers
+        return not many_start or lane.waiting[0][0] <= asyncio.get_running_loop().time()
+
+    async def _run(self, key: RecipeKey, patience: float, lane: _Lane) -> None:
         try:
             with RECONCILE_SECONDS.time():
                 delay = await self._reconcile(key)
@@ -188,9 +218,9 @@ class WorkQueue:
             self._failures.pop(key, None)
             if delay is not None:
                 # What follows a start is to be read and reported after other starts, as its pods are.
-                self.add(key, delay, min(PATIENCE * delay, ROUTINE) if is_other else NORMAL)
+                self.add(key, delay, NORMAL if lane is self._starts else min(PATIENCE * delay, ROUTINE))
         finally:
-            self._others_working -= is_other
+            lane.working -= 1
             self._working.discard(key)
             if not self._working:
                 self._idle.set()

@@ -15,6 +15,7 @@ from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller import handlers
 from megatron_operator.controller.api_client import PAGE, ApiError
+from megatron_operator.controller.first_runs import FirstRuns
 from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.pod_end_cache import PodEndCache
@@ -76,6 +77,29 @@ def delay_of_the_next(operator: Any) -> float:
 def test_a_new_recipe_is_reconciled_at_once_and_before_others(operator: Any) -> None:
     operator.recipe_event(recipe(), gone=False)
     assert operator.queue.added == [(RecipeKey("default", "run"), 0, URGENT)]
+
+
+def test_a_start_has_no_status_and_a_name_that_had_no_run(operator: Any) -> None:
+    key, first_runs = RecipeKey("default", "run"), operator.caches.first_runs
+    assert not operator._is_start(key), "an unknown recipe"
+    operator.recipe_event(recipe(), gone=False)
+    assert not operator._is_start(key), "before the first lists pods of an earlier gang may be left"
+    first_runs.listed([])
+    assert operator._is_start(key)
+    first_runs.begin(key)
+    assert not operator._is_start(key), "its pods have to be listed"
+    operator.caches.first_runs = FirstRuns()
+    operator.caches.first_runs.listed([])
+    started = recipe(Phase.STARTING)
+    started["metadata"]["resourceVersion"] = "2"
+    operator.recipe_event(started, gone=False)
+    assert not operator._is_start(key)
+
+
+def test_what_is_known_of_a_deleted_run_is_dropped_before_what_can_wait(operator: Any) -> None:
+    operator.usage = SimpleNamespace(deleted=lambda _recipe: None)
+    operator.recipe_event(recipe(), gone=True)
+    assert [patience for *_, patience in operator.queue.added] == [URGENT]
 
 
 def test_after_a_restart_edited_recipes_are_reconciled_before_those_whose_status_is_up_to_date(

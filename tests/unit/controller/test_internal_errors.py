@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.controller import snapshot_reader, supervisor
+from megatron_operator.controller.list_limit import ListsLimitedError
 from megatron_operator.controller.reconciler import ReconcileError
 
 from tests.unit.controller import whole_operator
@@ -129,6 +130,21 @@ def test_a_run_whose_pods_cannot_be_read_can_be_suspended(run: Run, monkeypatch:
     assert run.condition("InternalError")["message"] == MESSAGE
     run.edit(suspend=True)
     reconcile_until(run, lambda: run.cluster.job is None)
+
+
+def test_a_list_that_an_overloaded_api_server_is_spared_is_no_error_of_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run.status
+    run.cluster.delete_now(run.cluster.pods[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(run.operator._snapshots._limit, "limit", 0)
+        with pytest.raises(ListsLimitedError):
+            run.operator.reconcile()
+    assert run.status == before, "a retry may cost no write"
+    assert run.api.posted == []
+    generation = run.cluster.generation
+    run.until(lambda: run.cluster.generation > generation and run.trains())
 
 
 def test_a_failing_search_for_capacity_does_not_stop_recovery(

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from megatron_operator.controller.api_client import ApiError
-from megatron_operator.controller.list_limit import LEAST, ListLimit, ListsLimitedError
+from megatron_operator.controller.list_limit import FIRST, LEAST, ListLimit, ListsLimitedError
 
 
 async def fail(limit: ListLimit, error: Exception, at_once: int) -> None:
@@ -31,9 +31,15 @@ async def answer(limit: ListLimit, count: int) -> None:
 async def test_lists_that_time_out_together_halve_the_limit_once(error: Exception) -> None:
     limit = ListLimit()
     await fail(limit, error, at_once=32)
-    assert limit.limit == 16
-    await fail(limit, error, at_once=16)
-    assert limit.limit == 8
+    assert limit.limit == FIRST
+    await fail(limit, error, at_once=FIRST)
+    assert limit.limit == FIRST / 2
+
+
+async def test_one_list_that_fails_alone_leaves_room_for_others() -> None:
+    limit = ListLimit()
+    await fail(limit, ApiError(503, "ServiceUnavailable", ""), at_once=1)
+    assert limit.limit == FIRST
 
 
 async def test_other_refusals_are_no_sign_of_load() -> None:
@@ -44,7 +50,7 @@ async def test_other_refusals_are_no_sign_of_load() -> None:
 
 async def test_a_list_above_the_limit_is_refused_at_once_and_a_few_are_always_sent() -> None:
     limit = ListLimit()
-    for at_once in (64, 32, 16, 8, 4, 2):
+    for at_once in (64, FIRST, 8, 4, 2):
         await fail(limit, TimeoutError(), at_once)
     assert limit.limit == LEAST
     async with AsyncExitStack() as waiting:
@@ -59,6 +65,6 @@ async def test_answers_restore_the_limit() -> None:
     limit = ListLimit()
     await fail(limit, TimeoutError(), at_once=8)
     await answer(limit, 16)
-    assert limit.limit == 8
+    assert limit.limit == FIRST + 4
     await answer(limit, 1000)
     assert limit.limit > 250

@@ -263,6 +263,17 @@ def test_a_reading_has_the_last_iteration_of_the_generation_before() -> None:
         assert poller.poll().reached == 60
 
 
+def test_a_run_without_an_iteration_for_a_minute_is_urgent_however_many_others_wait(monkeypatch: Any) -> None:
+    poller, moment = OnePodPoller(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    poller.poll()
+    poller.notified.clear()
+    for _ in range(int(2 * progress_poller.STILL)):
+        moment[0] += 1
+        poller.poll()
+    assert poller.notified == [ROUTINE, URGENT, URGENT, URGENT]
+
+
 def test_iterations_of_a_resting_run_notify_only_after_a_while_and_changes_of_its_state_at_once(
     monkeypatch: Any,
 ) -> None:
