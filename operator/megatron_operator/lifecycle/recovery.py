@@ -56,7 +56,7 @@ from megatron_operator.lifecycle.recovery_policy import (
 )
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.lifecycle.status_update import REASONS
+from megatron_operator.lifecycle.status_update import REASONS, gang_is_being_deleted
 from megatron_operator.manifests import gang_scheduling
 from megatron_operator.manifests.affinity import HOSTNAME
 from megatron_operator.manifests.job_backend import JobPhase
@@ -93,11 +93,16 @@ def unfinished_actions(
     recovery, job = status.recovery, snapshot.existing_job
     if recovery.outgoing_job == snapshot.job_uid:
         return wait(SOON, "the job is being deleted", [DeleteJob(job)])
-    if recovery.restart_before is not None and recovery.pods_as_of is None:
-        before = recovery.restart_before
+    before = recovery.restart_before
+    if before is not None and gang_is_being_deleted(recovery):
         old = tuple(pod for pod in snapshot.active_pods if pod["metadata"]["creationTimestamp"] <= before)
         if old:
             return wait(SOON, "the gang is being restarted", [DeletePods(old)])
+        new = any(pod["metadata"]["creationTimestamp"] > before for pod in snapshot.pods)
+        if snapshot.early_exit is not None and not new:
+            # Its Master was deleted, and ended so that the job has succeeded: still the same restart.
+            status.set_recovery(outgoing_job=snapshot.job_uid)
+            return wait(SOON, "the job is being re-created", [DeleteJob(job)])
     if snapshot.job_phase is not JobPhase.ACTIVE:
         return None
     if ended := snapshot.pods_to_replace:

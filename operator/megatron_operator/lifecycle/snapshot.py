@@ -221,13 +221,13 @@ class RunSnapshot:
     def early_exit(self) -> str | None:
         """Why a job in phase Succeeded is not complete: its Master exited early; None if it is complete.
 
-        Without the Master's pod what was found before counts, then the phase of the job, except where the
-        operator itself has pods replaced: it may have deleted the pod, and what is known of its end counts.
+        Without the Master's pod what was found before counts, then what is known of its end, and only then
+        the phase of the job.
         """
         if self.job_phase is not JobPhase.SUCCEEDED:
             return None
         master = next((pod for pod in self.pods if node_rank(pod) == 0), None)
-        if master is None and (self.left_early is not None or self.backend.REPLACES_PODS):
+        if master is None and self.left_early is not None:
             return self.left_early
         if master is None:
             end = self.ends.get(f"{self.name}-master-0")

@@ -85,7 +85,8 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
 def recorded_early_exit(status: StatusBuilder, job: Object | None) -> str | None:
     """Why this job is not complete although it has succeeded, if that was found before; None otherwise.
 
-    The pod that shows it may be removed before the job is re-created: by a drain, or with its node.
+    The pod that shows it may be removed before the job is re-created: by a drain, with its node, or by a
+    restart of its gang, after which a Master that ends with 0 on SIGTERM completes a PyTorchJob.
     """
     recorded, running = status.current.job, status.condition(Condition.RUNNING)
     if job is None or recorded is None or running is None or recorded.uid != job["metadata"]["uid"]:
@@ -93,7 +94,14 @@ def recorded_early_exit(status: StatusBuilder, job: Object | None) -> str | None
     outgoing = status.recovery.outgoing_job == recorded.uid
     if running.reason == Reason.LEFT_EARLY or (outgoing and running.reason == Reason.GANG_RESTARTED):
         return running.message
+    if gang_is_being_deleted(status.recovery):
+        return "the pods were deleted before the run was complete"
     return None
+
+
+def gang_is_being_deleted(recovery: RecoveryStatus) -> bool:
+    """Whether the operator deletes the whole gang, and no later one was counted yet."""
+    return recovery.restart_before is not None and recovery.pods_as_of is None
 
 
 def _set_queued(status: StatusBuilder, snapshot: RunSnapshot) -> None:

@@ -70,3 +70,32 @@ def test_a_job_that_succeeds_late_after_an_early_exit_of_its_master_is_no_succes
     assert active.status["phase"] != "Succeeded"
     active.until(active.trains)
     assert active.incidents[-1]["cause"] == CAUSE
+
+
+def test_a_master_that_exits_early_while_its_gang_is_restarted_costs_that_restart_alone(
+    training_run: Run,
+) -> None:
+    run = training_run
+    run.until(run.trains)
+    run.cluster.hanging = True
+    run.until(lambda: bool(run.status["recovery"].get("restartBefore")), seconds=7200)
+    run.cluster.pods.clear()
+    run.cluster.succeeded, run.cluster.hanging = True, False
+    job = run.cluster.job
+    run.operator.reconcile()
+    assert run.status["phase"] != "Succeeded"
+    run.until(run.trains)
+    assert run.cluster.job is not job
+    assert [incident["kind"] for incident in run.incidents] == ["gang"]
+    assert run.status["recovery"]["restarts"] == 1
+
+
+def test_a_master_that_exits_early_as_it_is_drained_is_no_success(active: Run) -> None:
+    master = next(pod for pod in active.cluster.pods if pod.rank == 0)
+    active.cluster.delete(master, "EvictionByEvictionAPI")
+    active.operator.reconcile()
+    succeed(active)
+    active.cluster.pods.remove(master)
+    active.operator.reconcile()
+    assert active.status["phase"] != "Succeeded"
+    active.until(active.trains)
