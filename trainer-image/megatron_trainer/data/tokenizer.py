@@ -5,6 +5,7 @@ The directory is what Megatron's HuggingFaceTokenizer loads offline: `tokenizer.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,8 @@ class TokenizerError(TrainerError):
 def train(texts: Iterator[str], vocabulary: int, directory: Path) -> None:
     """Train byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) with at most `vocabulary` entries.
 
-    `tokenizer.json`, which marks the directory as complete, is written last.
+    `tokenizer.json`, which marks the directory as complete, is written last. One that another pod has trained
+    meanwhile, also for another recipe, stays: data may have been encoded with it already.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,14 +46,23 @@ def train(texts: Iterator[str], vocabulary: int, directory: Path) -> None:
         "unk_token": END_OF_TEXT,
         "clean_up_tokenization_spaces": False,
     }
-    _replace(directory / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
-    _replace(directory / "tokenizer.json", tokenizer.to_str())
+    _create(directory / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+    _create(directory / "tokenizer.json", tokenizer.to_str())
 
 
-def _replace(path: Path, text: str) -> None:
+def _create(path: Path, text: str) -> None:
+    """Write the whole file, unless it exists."""
     new = temporary(path)
     new.write_text(text, encoding="utf-8")
-    new.replace(path)
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a volume without hard links
+        if not path.exists():
+            new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def exists(directory: Path) -> bool:

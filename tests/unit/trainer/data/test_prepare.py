@@ -2,11 +2,9 @@
 and reader."""
 
 import json
-import socket
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,36 +13,15 @@ import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import check, prepare, tokenizer
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.prepare_options import PrepareOptions, parse_options
+from megatron_trainer.data.prepare_options import parse_options
 from megatron_trainer.volume_paths import left_volume
 
-TEXTS = {
-    "a.py": "def add(a, b):\n    return a + b\n" * 20,
-    "pkg/b.py": "class Thing:\n    name = 'thing'\n" * 20,
-    "notes.txt": "not included",
-    "empty.py": "\n",
-}
+from tests.unit.trainer.data.source_files import TEXTS, options, write_source
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    for name, text in TEXTS.items():
-        path = tmp_path / "source" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "source" / "binary.py").write_bytes(b"\xff\xfe\x00\x80")
-    return tmp_path / "source"
-
-
-def options(source: Path, *extra: str) -> PrepareOptions:
-    out = source.parent / "data"
-    return parse_options(
-        [
-            *("--source", str(source), "--include", "**/*.py"),
-            *("--output-prefix", str(out / "code"), "--tokenizer-dir", str(out / "tokenizer")),
-            *("--tokenizer-vocab-size", "300", "--append-eod", *extra),
-        ]
-    )
+    return write_source(tmp_path)
 
 
 def test_the_dataset_contains_the_documents_in_order_each_with_the_end_token(source: Path) -> None:
@@ -149,46 +126,6 @@ def test_a_preparation_that_was_killed_between_its_renames_is_done_again(
     assert prepare.find_result(requested) is None
     built = prepare.build(requested)
     assert prepare.find_result(requested) == built
-
-
-@pytest.fixture
-def faster(source: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[PrepareOptions], None]:
-    """Has another pod prepare something else while the first documents are read."""
-    prepare.build(replace(options(source), output_prefix=source.parent / "data" / "first"))
-    read = prepare.read_documents
-
-    def prepare_meanwhile(theirs: PrepareOptions) -> None:
-        def documents(files: Sequence[Path], binary: list[Path] | None = None) -> Iterator[str]:
-            monkeypatch.setattr(prepare, "read_documents", read)
-            with monkeypatch.context() as other:
-                other.setattr(socket, "gethostname", lambda: "other-pod")
-                prepare.build(theirs)
-            yield from read(files, binary)
-
-        monkeypatch.setattr(prepare, "read_documents", documents)
-
-    return prepare_meanwhile
-
-
-def test_a_result_of_other_settings_that_another_pod_has_made_meanwhile_is_kept(
-    source: Path, faster: Callable[[PrepareOptions], None]
-) -> None:
-    theirs = replace(options(source), append_eod=False)
-    faster(theirs)
-    with pytest.raises(PreparationError, match="was built with") as refused:
-        prepare.build(options(source))
-    assert refused.value.code == ExitCode.USAGE
-    assert prepare.find_result(theirs) is not None
-
-
-def test_a_result_that_another_pod_has_made_meanwhile_is_returned(
-    source: Path, faster: Callable[[PrepareOptions], None]
-) -> None:
-    requested = options(source)
-    faster(requested)
-    built = prepare.build(requested)
-    assert prepare.find_result(requested) == built
-    assert not list(requested.data.parent.glob(".*"))
 
 
 def test_an_existing_tokenizer_is_used(source: Path) -> None:
