@@ -12,7 +12,6 @@ from typing import Any, Final
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
-from megatron_operator.lifecycle.cordoning import uncordon_patch
 from urllib3.exceptions import HTTPError
 
 from bench.fleet_plan import Injection, PlannedFault, RunPlan, faults
@@ -241,7 +240,7 @@ class World:
         """The node comes back: a lost one finds its containers gone, the others were replaced."""
         why = self._broken[node]
         if why in (Injection.POD_EVICTED, Injection.DEVICE_FAILS):  # drained or cordoned
-            self._api.patch("Node", None, node, uncordon_patch())
+            self._api.patch("Node", None, node, {"spec": {"unschedulable": None}})
         elif why is Injection.NODE_DIES:
             for pod in self._api.list("Pod", NAMESPACE, fieldSelector=f"spec.nodeName={node}"):
                 name = pod["metadata"]["name"]

@@ -18,6 +18,8 @@ from megatron_operator.lifecycle.cordoning import (
     has_accelerators,
     healed,
     is_cordoned,
+    is_own_cordon,
+    release_patch,
     uncordon_patch,
 )
 from megatron_operator.lifecycle.maintenance import moving_rules
@@ -85,7 +87,7 @@ class Cordoner:
         if patch is None:
             return
         labelled = await self._api.find(NODES, None, labels=LABEL_CORDONED_AT)
-        cordoned = [node for node in labelled if is_cordoned(node)]
+        cordoned = [node for node in labelled if is_own_cordon(node)]
         if (reached := cordon_cap(cordoned, pool, rules, status.now)) is not None:
             _add_not_cordoned(status, name, f"the operator has cordoned {len(cordoned)} and {reached}")
             return
@@ -96,7 +98,7 @@ class Cordoner:
     async def uncordon_healed(self, now: float) -> None:
         """Uncordon the nodes that the operator cordoned and that are healthy again. Raises ApiError.
 
-        Those that somebody uncordoned are the operator's no longer.
+        Those that somebody uncordoned are the operator's no longer, also where they were cordoned again.
 
         `now` is in seconds since the epoch.
         """
@@ -108,10 +110,13 @@ class Cordoner:
                 name = node["metadata"]["name"]
                 if not is_cordoned(node):
                     # Its label would have a later cordon of somebody else undone.
-                    await self._api.merge_node(node, uncordon_patch())
+                    await self._api.merge_node(node, uncordon_patch(now))
                     log.info("node %s was uncordoned by somebody: its label is removed", name)
+                elif not is_own_cordon(node):
+                    await self._api.merge_node(node, release_patch())
+                    log.info("node %s was cordoned by somebody: it stays cordoned, without its label", name)
                 elif (why := healed(node, rules, now)) is not None:
-                    await self._api.merge_node(node, uncordon_patch())
+                    await self._api.merge_node(node, uncordon_patch(now))
                     DECISIONS.labels("uncordon_node").inc()
                     log.warning("node %s uncordoned: %s", name, why)
 

@@ -89,7 +89,9 @@ class Supervisor:
         if (unfinished := unfinished_actions(status, snapshot, keeps_job=keeps_job)) is not None:
             return unfinished
         limits = recovery_limits(status)
-        status.set(recovery=forget_gone(status.recovery, snapshot.nodes_gone, status.now))
+        status.set(
+            recovery=forget_gone(status.recovery, snapshot.nodes_gone, snapshot.announcing or {}, status.now)
+        )
         known = await self._cordoner.rules(status)
         rules, maintenance = known or (BadNodes(), Maintenance())
         if known is not None:  # Otherwise what is recorded of nodes stays.

@@ -8,7 +8,12 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from megatron_operator.api.labels import ANNOTATION_CORDONED_FOR, LABEL_CORDONED_AT
+from megatron_operator.api.labels import (
+    ANNOTATION_CORDONED_FOR,
+    ANNOTATION_UNCORDONED_AT,
+    FIELD_MANAGER,
+    LABEL_CORDONED_AT,
+)
 from megatron_operator.api.platform import BadNodes, PlatformConfig
 from megatron_operator.api.recovery_status import NodeEvidence
 from megatron_operator.api.times import seconds
@@ -46,6 +51,19 @@ def is_cordoned(node: Object) -> bool:
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
+def is_own_cordon(node: Object) -> bool:
+    """Whether the operator cordoned the node, and nobody has uncordoned and cordoned it since.
+
+    Who sets the field owns it since then. Kubernetes records none for what was set before it did.
+    """
+    owners = [
+        each.get("manager")
+        for each in node["metadata"].get("managedFields") or []
+        if "f:unschedulable" in ((each.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    return bool(cordoned_at(node)) and is_cordoned(node) and (not owners or FIELD_MANAGER in owners)
+
+
 def cordon_patch(node: Object, evidence: NodeEvidence, now: float) -> dict[str, Any] | None:
     """Merge patch that cordons a node; None where it is cordoned already. `now`: seconds since the epoch."""
     if is_cordoned(node):
@@ -54,20 +72,26 @@ def cordon_patch(node: Object, evidence: NodeEvidence, now: float) -> dict[str, 
     return {
         "metadata": {
             "labels": {LABEL_CORDONED_AT: str(int(now))},
-            "annotations": {ANNOTATION_CORDONED_FOR: json.dumps(record)},
+            "annotations": {ANNOTATION_CORDONED_FOR: json.dumps(record), ANNOTATION_UNCORDONED_AT: None},
         },
         "spec": {"unschedulable": True},
     }
 
 
-def uncordon_patch() -> dict[str, Any]:
-    """Merge patch that undoes `cordon_patch`."""
+def uncordon_patch(now: float) -> dict[str, Any]:
+    """Merge patch that undoes `cordon_patch`, and records when. `now`: seconds since the epoch."""
+    patch = release_patch()
+    patch["metadata"]["annotations"][ANNOTATION_UNCORDONED_AT] = str(int(now))
+    return patch | {"spec": {"unschedulable": None}}
+
+
+def release_patch() -> dict[str, Any]:
+    """Merge patch after which the cordon of a node is somebody else's."""
     return {
         "metadata": {
             "labels": {LABEL_CORDONED_AT: None},
             "annotations": {ANNOTATION_CORDONED_FOR: None},
-        },
-        "spec": {"unschedulable": None},
+        }
     }
 
 

@@ -15,7 +15,7 @@ from megatron_operator.api.labels import (
     LABEL_CORDONED_AT,
 )
 from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
-from megatron_operator.lifecycle.cordoning import cordoned_at, is_cordoned, record_of, uncordon_patch
+from megatron_operator.lifecycle.cordoning import cordoned_at, is_own_cordon, record_of, uncordon_patch
 from megatron_operator.lifecycle.node_evidence import NODE_CONDITION, NODE_LOST, NODE_TAINT
 from megatron_operator.lifecycle.node_health import HOUR, hardware_sign
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, node_state, with_signs
@@ -36,7 +36,7 @@ def is_due(node: Object, rules: BadNodes, now: float) -> bool:
     is one that the check does not find. `now` is in seconds since the epoch.
     """
     cordoned, known = cordoned_at(node), record_of(node, ANNOTATION_NODE_CHECK)
-    if not cordoned or not is_cordoned(node) or is_deleting(node):
+    if not is_own_cordon(node) or is_deleting(node):
         return False
     if record_of(node, ANNOTATION_CORDONED_FOR).get("evidence") in {*NOT_CHECKED, None}:
         return False
@@ -78,12 +78,13 @@ def result(job: Object) -> tuple[bool, str] | None:
 
 
 def is_check_of(job: Object, node: Object) -> bool:
-    """Whether the Job checks this node, for the reason why it is cordoned now."""
+    """Whether the Job checks this node, for the reason why the operator has cordoned it now."""
     labels = node["metadata"].get("labels") or {}
     annotations = job["metadata"].get("annotations") or {}
     owners = job["metadata"].get("ownerReferences") or []
     same_node = any(each.get("uid") == node["metadata"]["uid"] for each in owners)
-    return same_node and annotations.get(LABEL_CORDONED_AT) == labels.get(LABEL_CORDONED_AT)
+    same_time = annotations.get(LABEL_CORDONED_AT) == labels.get(LABEL_CORDONED_AT)
+    return same_node and same_time and is_own_cordon(node)
 
 
 def started_patch(now: float, text: str) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def passed_patch(node: Object, now: float) -> dict[str, Any]:
     """Merge patch that uncordons a node that passed."""
     started = _time(record_of(node, ANNOTATION_NODE_CHECK).get("started"))
     record = _annotate({"started": int(started), "result": "passed", "passed": int(now)})
-    patch = uncordon_patch()
+    patch = uncordon_patch(now)
     patch["metadata"]["annotations"] |= record["metadata"]["annotations"]
     return patch
 

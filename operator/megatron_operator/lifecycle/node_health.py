@@ -1,5 +1,6 @@
 """What a node's conditions and taints show about its hardware, and how many nodes a run may avoid."""
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -68,16 +69,20 @@ def node_sign(
     return None
 
 
-def forget_gone(recovery: RecoveryStatus, gone: Collection[str], now: float) -> RecoveryStatus:
-    """Forget the evidence against avoided nodes that no longer exist, so that the policy releases them.
+def forget_gone(
+    recovery: RecoveryStatus, gone: Collection[str], nodes: Mapping[str, NodeStatus], now: float
+) -> RecoveryStatus:
+    """Forget the evidence against avoided nodes that no longer exist or were uncordoned since.
 
-    Not within an hour after they were avoided, in which they count for `maxPerHour`. `now` is in seconds
-    since the epoch.
+    The policy releases them then. Not within an hour after they were avoided, in which they count for
+    `maxPerHour`. `now` is in seconds since the epoch.
     """
+    uncordoned = {name: node.uncordoned for name, node in nodes.items()}
     over = {
         name
         for name, each in recovery.node_evidence.items()
-        if name in gone and now - (seconds(each.avoided_at) or 0.0) >= HOUR
+        if name in gone or uncordoned.get(name, 0.0) > (seconds(each.avoided_at) or math.inf)
+        if now - (seconds(each.avoided_at) or 0.0) >= HOUR
     }
     return forget_evidence(recovery, *over) if over else recovery
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from megatron_operator.api.labels import ANNOTATION_UNCORDONED_AT
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.object_metadata import condition
 
@@ -73,10 +74,13 @@ class NodeStatus:
     """When maintenance of it starts, by labels and annotations that the platform names."""
     devices: frozenset[str] = frozenset()
     """A text for each device of it that is tainted and that the run uses, or did before it moved."""
+    uncordoned: float = 0.0
+    """When a cordon of the operator's ended, seconds since the epoch; 0: never, or cordoned again."""
 
 
 def with_signs(status: NodeStatus, node: Mapping[str, Any]) -> NodeStatus:
-    """The status with what monitors of the node's hardware report in conditions and taints."""
+    """The status with what monitors of the node's hardware report, and when it was uncordoned."""
+    uncordoned = str((node["metadata"].get("annotations") or {}).get(ANNOTATION_UNCORDONED_AT))
     conditions = (node.get("status") or {}).get("conditions") or []
     taints = (node.get("spec") or {}).get("taints") or []
     return replace(
@@ -90,6 +94,7 @@ def with_signs(status: NodeStatus, node: Mapping[str, Any]) -> NodeStatus:
             for each in taints
             if each.get("effect") in BLOCKING_EFFECTS
         ),
+        uncordoned=float(uncordoned) if _EPOCH.fullmatch(uncordoned) else 0.0,
     )
 
 

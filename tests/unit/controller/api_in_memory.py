@@ -311,11 +311,10 @@ class ApiInMemory:
             status |= {"startTime": timestamp(pod.started), "podIP": "10.0.0.1"}
             state = {"running": {"startedAt": timestamp(pod.started)}}
         if end is not None and end.exit_code is not None:
-            message = json.dumps({"message": end.cause})
             ended = {
                 "exitCode": end.exit_code,
                 "finishedAt": timestamp(pod.ended_at or 0.0),
-                "message": message,
+                "message": json.dumps({"message": end.cause, "evidence": end.evidence or ""}),
             }
             state = {"terminated": ended}
         if state:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
-from megatron_operator.api.labels import LABEL_CORDONED_AT
+from megatron_operator.api.labels import ANNOTATION_UNCORDONED_AT, FIELD_MANAGER, LABEL_CORDONED_AT
 from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.cordoner import Cordoner
@@ -48,7 +48,7 @@ class NodesInMemory:
     async def merge_node(self, node: Any, changes: Any) -> None:
         for part in ("labels", "annotations"):
             _merge(node["metadata"][part], changes["metadata"][part])
-        _merge(node["spec"], changes["spec"])
+        _merge(node["spec"], changes.get("spec", {}))
 
     def cordoned(self) -> list[str]:
         return [name for name, node in self.nodes.items() if node["spec"].get("unschedulable")]
@@ -152,11 +152,37 @@ def test_a_node_that_somebody_uncordoned_and_cordoned_later_stays_cordoned(world
     node = world.api.nodes["node-1"]
     node["spec"].pop("unschedulable")
     asyncio.run(world.cordoner.uncordon_healed(NOW + 60))
-    assert node["metadata"] == {"name": "node-1", "labels": {}, "annotations": {}}
+    since = {ANNOTATION_UNCORDONED_AT: str(int(NOW + 60))}
+    assert node["metadata"] == {"name": "node-1", "labels": {}, "annotations": since}
     node["spec"]["unschedulable"] = True
     node["status"]["nodeInfo"]["bootID"] = "second"
     asyncio.run(world.cordoner.uncordon_healed(NOW + 120))
     assert world.api.cordoned() == ["node-1"]
+
+
+def test_a_node_that_somebody_uncordoned_and_cordoned_between_two_checks_stays_cordoned(world: World) -> None:
+    world.cordon("node-1", "node-2")
+    node = world.api.nodes["node-1"]
+    node["metadata"]["managedFields"] = [owner("kubectl")]
+    node["status"]["nodeInfo"]["bootID"] = "second"
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 60))
+    assert world.api.cordoned() == ["node-1", "node-2"]
+    assert (node["metadata"]["labels"], node["metadata"]["annotations"]) == ({}, {})
+    assert world.cordon("node-3") == ["node-1", "node-2", "node-3"], "it counts for maxPerHour no longer"
+
+
+def test_a_node_whose_cordon_is_the_operators_own_is_uncordoned(world: World) -> None:
+    world.cordon("node-1")
+    node = world.api.nodes["node-1"]
+    node["metadata"]["managedFields"] = [owner(FIELD_MANAGER)]
+    node["status"]["nodeInfo"]["bootID"] = "second"
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 60))
+    assert world.api.cordoned() == []
+
+
+def owner(manager: str) -> dict[str, Any]:
+    """The entry of who has set a node unschedulable."""
+    return {"manager": manager, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
 
 
 def test_a_node_that_somebody_uncordoned_does_not_count_against_the_caps(world: World) -> None:

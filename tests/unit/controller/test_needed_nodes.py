@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from megatron_operator.api.labels import ANNOTATION_UNCORDONED_AT
 
 from tests.unit.controller.simulated_run import Run
 from tests.unit.controller.whole_operator import KEY
@@ -105,6 +106,30 @@ def test_an_avoided_node_that_no_longer_exists_is_forgotten_an_hour_later(
     del run.cluster.nodes["node-1"]
     run.until(lambda: not run.status["recovery"].get("nodesAvoided"))
     assert not run.status["recovery"].get("nodeEvidence")
+
+
+def test_an_avoided_node_that_was_uncordoned_since_is_used_again(
+    training_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read = training_run, training_run.api._node
+    run.until(run.trains)
+    pod = run.cluster.pods[1]
+    run.cluster.fail(pod, 138, "ECC error", "DeviceMemory")
+    run.operator._snapshots.pod_ends.add(KEY, run.api.pod(pod))
+    run.until(lambda: run.status["recovery"].get("nodesAvoided") == ["node-1"])
+    run.until(run.trains)
+    run.cluster.now += 3600
+    pass_time(run, 30)
+    assert run.status["recovery"]["nodesAvoided"] == ["node-1"], "its fault is not over"
+    annotations = {ANNOTATION_UNCORDONED_AT: str(int(run.cluster.now))}
+    monkeypatch.setattr(run.api, "_node", lambda name: add_annotations(read(name), annotations))
+    run.until(lambda: not run.status["recovery"].get("nodesAvoided"))
+    assert not run.status["recovery"].get("nodeEvidence")
+    assert events(run, "NodeReleased")
+
+
+def add_annotations(node: Any, annotations: dict[str, str]) -> Any:
+    return node | {"metadata": node["metadata"] | {"annotations": annotations}}
 
 
 def test_where_host_names_are_no_names_of_nodes_a_pod_on_an_avoided_node_is_deleted_once(

@@ -23,7 +23,7 @@ from megatron_operator.controller.node_checker import AT_ONCE, NodeChecker
 from megatron_operator.lifecycle.cordoning import cordon_patch
 from megatron_operator.manifests import node_check
 
-from tests.unit.controller.test_cordoner import NodesInMemory
+from tests.unit.controller.test_cordoner import NodesInMemory, owner
 
 NOW, HOUR = 1_800_000_000.0, 3600.0
 NAMESPACE = "megatron-system"
@@ -214,3 +214,15 @@ def test_few_checks_run_at_once() -> None:
     world.cordon(*world.api.nodes)
     assert len(world.step(NOW + HOUR)) == AT_ONCE
     assert len(world.step(NOW + HOUR + 60)) == AT_ONCE
+
+
+def test_a_check_does_not_uncordon_a_node_that_somebody_has_cordoned_since() -> None:
+    world = World()
+    world.cordon("node-1")
+    assert world.step(NOW + HOUR) == ["node-1"]
+    node = world.api.nodes["node-1"]
+    node["metadata"]["managedFields"] = [owner("kubectl")]
+    world.end("node-1", "Complete")
+    assert world.step(NOW + HOUR + 60) == [], "the check is deleted"
+    assert world.api.cordoned() == ["node-1"]
+    assert world.step(NOW + 3 * HOUR) == [], "it is not checked again"

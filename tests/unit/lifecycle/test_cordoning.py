@@ -4,6 +4,11 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from megatron_operator.api.labels import (
+    ANNOTATION_CORDONED_FOR,
+    ANNOTATION_UNCORDONED_AT,
+    LABEL_CORDONED_AT,
+)
 from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.recovery_status import NodeEvidence
 from megatron_operator.api.times import timestamp
@@ -41,11 +46,13 @@ def test_a_node_that_somebody_else_cordoned_stays_as_it_is() -> None:
 
 
 def test_uncordoning_removes_all_that_cordoning_set() -> None:
-    done, undone = cordoned("DeviceMemory"), uncordon_patch()
+    done, undone = cordoned("DeviceMemory"), uncordon_patch(NOW)
     assert undone["spec"].keys() == done["spec"].keys()
     for part in ("labels", "annotations"):
         assert undone["metadata"][part].keys() == done["metadata"][part].keys()
-        assert set(undone["metadata"][part].values()) == {None}
+    assert undone["metadata"]["labels"] == {LABEL_CORDONED_AT: None}
+    since = {ANNOTATION_UNCORDONED_AT: str(int(NOW))}
+    assert undone["metadata"]["annotations"] == {ANNOTATION_CORDONED_FOR: None} | since
 
 
 SHARE = "platform.badNodes.maxShare 0.1 of the nodes allows"
