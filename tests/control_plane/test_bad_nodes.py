@@ -1,11 +1,16 @@
 """A node whose hardware fails is avoided as long as there is another one."""
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
+from megatron_operator.api.labels import FIELD_MANAGER
+from megatron_operator.api.recovery_status import NodeEvidence
+from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.cordoning import cordon_patch, cordoned_at, is_cordoned, is_own_cordon
 
 from testkit.api_server import Object
 from testkit.operator_process import OPERATOR_NAMESPACE
@@ -179,3 +184,19 @@ def test_a_bad_node_is_cordoned_where_the_platform_requests_it_until_its_conditi
     wait_until(f"{bad} to be cordoned", cordoned)
     set_fault(world, bad, "False")
     wait_until(f"{bad} to be uncordoned", lambda: not cordoned())
+
+
+def test_the_api_server_records_who_cordoned_a_node_last(world: World, pool: Callable[[int], Pool]) -> None:
+    nodes = pool(1)
+    [name] = nodes.nodes
+    found = NodeEvidence(evidence=Evidence.DEVICE_MEMORY, cause=ECC, time=timestamp(time.time()))
+    patch = cordon_patch(world.api.get("Node", None, name), found, time.time())
+    path = f"{world.api.path('Node', None, name)}?fieldManager={FIELD_MANAGER}"
+    world.api.request("PATCH", path, patch, "application/merge-patch+json")
+    assert is_own_cordon(world.api.get("Node", None, name))
+    nodes.uncordon(name)
+    nodes.cordon(name)
+    node = world.api.get("Node", None, name)
+    assert cordoned_at(node), "the operator has not looked yet"
+    assert is_cordoned(node)
+    assert not is_own_cordon(node)
