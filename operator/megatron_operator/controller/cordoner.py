@@ -102,8 +102,8 @@ class Cordoner:
 
         `now` is in seconds since the epoch.
         """
-        rules = (await self._config.read()).platform.bad_nodes
-        if not rules.cordon:
+        platform = await self._config.valid_platform()
+        if platform is None or not platform.bad_nodes.cordon:
             return
         async with self._lock:
             for node in await self._api.find(NODES, None, labels=LABEL_CORDONED_AT):
@@ -115,7 +115,7 @@ class Cordoner:
                 elif not is_own_cordon(node):
                     await self._api.merge_node(node, release_patch())
                     log.info("node %s was cordoned by somebody: it stays cordoned, without its label", name)
-                elif (why := healed(node, rules, now)) is not None:
+                elif (why := healed(node, platform.bad_nodes, now)) is not None:
                     await self._api.merge_node(node, uncordon_patch(now))
                     DECISIONS.labels("uncordon_node").inc()
                     log.warning("node %s uncordoned: %s", name, why)

@@ -44,7 +44,9 @@ class NodeChecker:
 
         `now` is in seconds since the epoch.
         """
-        platform = (await self._config.read()).platform
+        platform = await self._config.valid_platform()
+        if platform is None:
+            return
         rules, nodes = platform.bad_nodes, list[Object]()
         if rules.cordon and rules.uncordon_by_check:
             nodes = await self._api.find(NODES, None, labels=LABEL_CORDONED_AT)

@@ -49,12 +49,13 @@ class PolicyReconciler:
     async def keep(self) -> None:
         """Hold all policies to the platform, once for each change of it. Raises ApiError.
 
-        Leaves them as they are while the platform file is invalid.
+        While the platform file is invalid, the last valid one holds; before there was one, they are left as
+        they are.
         """
-        try:
-            options = (await self._config.read()).platform.network_policies
-        except InvalidRecipeError:
+        platform = await self._config.valid_platform()
+        if platform is None:
             return
+        options = platform.network_policies
         revision, now = self._config.revision, time.monotonic()
         if self._kept is not None and self._kept[0] == revision and now - self._kept[1] < AGAIN:
             return

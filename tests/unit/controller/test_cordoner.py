@@ -62,12 +62,14 @@ def _merge(target: dict[str, Any], changes: dict[str, Any]) -> None:
 
 
 class Config:
-    platform = PlatformConfig(bad_nodes=RULES, accelerators={"h100": AcceleratorProfile()})
+    platform: PlatformConfig | None = PlatformConfig(
+        bad_nodes=RULES, accelerators={"h100": AcceleratorProfile()}
+    )
 
     async def read(self) -> Any:
         return self
 
-    async def valid_platform(self) -> PlatformConfig:
+    async def valid_platform(self) -> PlatformConfig | None:
         return self.platform
 
 
@@ -102,7 +104,7 @@ def test_nodes_are_cordoned_only_where_the_platform_asks_for_it(world: World) ->
     assert world.api.nodes["node-1"]["metadata"]["labels"] == {LABEL_CORDONED_AT: str(int(NOW))}
 
 
-def test_nodes_are_cordoned_by_the_last_valid_platform_file(
+def test_nodes_are_cordoned_and_uncordoned_by_the_last_valid_platform_file(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read(_: Config) -> Any:
@@ -110,6 +112,19 @@ def test_nodes_are_cordoned_by_the_last_valid_platform_file(
 
     monkeypatch.setattr(Config, "read", read)
     assert world.cordon("node-1") == ["node-1"]
+    world.api.nodes["node-1"]["status"]["nodeInfo"]["bootID"] = "second"
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 60))
+    assert world.api.cordoned() == []
+
+
+def test_nodes_stay_cordoned_while_no_platform_file_was_valid(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.cordon("node-1")
+    world.api.nodes["node-1"]["status"]["nodeInfo"]["bootID"] = "second"
+    monkeypatch.setattr(Config, "platform", None)
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 60))
+    assert world.api.cordoned() == ["node-1"]
 
 
 def test_no_more_nodes_are_cordoned_than_the_caps_allow_whichever_run_asks(world: World) -> None:

@@ -2,13 +2,13 @@
 
 import asyncio
 from copy import deepcopy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import (
     ANNOTATION_NODE_CHECK,
     LABEL_CORDONED_AT,
@@ -73,7 +73,7 @@ class ApiInMemory(NodesInMemory):
 class World:
     def __init__(self, size: int = 4) -> None:
         self.api = ApiInMemory(size)
-        self.platform = PlatformConfig(
+        self.platform: PlatformConfig | None = PlatformConfig(
             image="registry.example/trainer:1", accelerators={"h100": PROFILE}, bad_nodes=ON
         )
         api: Any = self.api
@@ -81,8 +81,16 @@ class World:
         self.checker = NodeChecker(api, config, NAMESPACE)
 
     async def read(self) -> Any:
-        """Stands in for the ConfigSource."""
-        return SimpleNamespace(platform=self.platform)
+        """Stands in for a ConfigSource whose file has become invalid."""
+        raise InvalidRecipeError([FieldError("platform.yaml", "is broken", "correct it")])
+
+    async def valid_platform(self) -> PlatformConfig | None:
+        return self.platform
+
+    def change(self, **fields: Any) -> None:
+        """Change fields of the last valid platform file."""
+        assert self.platform is not None
+        self.platform = self.platform.model_copy(update=fields)
 
     def cordon(self, *names: str, at: float = NOW) -> None:
         evidence = NodeEvidence(evidence="DeviceMemory", cause="ECC", time=timestamp(at))
@@ -154,14 +162,14 @@ def test_a_node_that_the_operator_did_not_cordon_is_never_touched(world: World) 
 
 def test_nothing_is_checked_where_the_platform_does_not_ask_for_it(world: World) -> None:
     world.cordon("node-1")
-    world.platform = world.platform.model_copy(update={"bad_nodes": BadNodes(cordon=True)})
+    world.change(bad_nodes=BadNodes(cordon=True))
     assert world.step(NOW + HOUR) == []
 
 
 def test_a_check_that_nobody_waits_for_any_more_is_deleted(world: World) -> None:
     world.cordon("node-1")
     world.step(NOW + HOUR)
-    world.platform = world.platform.model_copy(update={"bad_nodes": BadNodes(cordon=True)})
+    world.change(bad_nodes=BadNodes(cordon=True))
     assert world.step(NOW + HOUR + 60) == []
     assert world.api.cordoned() == ["node-1"]
 
@@ -204,9 +212,16 @@ def test_a_refused_job_is_not_tried_again_before_an_hour_has_passed(world: World
 )
 def test_a_node_that_cannot_be_checked_has_the_reason(world: World, change: dict[str, Any], why: str) -> None:
     world.cordon("node-1")
-    world.platform = world.platform.model_copy(update=change)
+    world.change(**change)
     assert world.step(NOW + HOUR) == []
     assert why in world.record("node-1")
+
+
+def test_no_node_is_checked_while_no_platform_file_was_valid(world: World) -> None:
+    world.cordon("node-1")
+    world.platform = None
+    assert world.step(NOW + HOUR) == []
+    assert world.api.cordoned() == ["node-1"]
 
 
 def test_few_checks_run_at_once() -> None:

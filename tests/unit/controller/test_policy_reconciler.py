@@ -71,16 +71,20 @@ class ClusterInMemory:
 
 
 class ConfigInMemory:
-    """The platform that is set; None for an invalid file."""
+    """The last valid platform file, where there was one, and whether the file is valid now."""
 
     def __init__(self) -> None:
         self.platform: PlatformConfig | None = PlatformConfig()
+        self.valid = True
         self.revision = 1
 
     async def read(self) -> Any:
-        if self.platform is None:
+        if self.platform is None or not self.valid:
             raise InvalidRecipeError([FieldError("platform.yaml", "is broken", "correct it")])
         return SimpleNamespace(platform=self.platform)
+
+    async def valid_platform(self) -> PlatformConfig | None:
+        return self.platform
 
     def set(self, platform: PlatformConfig | None) -> None:
         self.platform = platform
@@ -113,10 +117,21 @@ def test_only_the_namespaces_that_the_release_serves_are_touched() -> None:
 
 
 @pytest.mark.parametrize("platform", [None, PlatformConfig(network_policies=ON)])
-def test_policies_stay_while_they_are_wanted_or_the_file_is_invalid(platform: PlatformConfig | None) -> None:
+def test_policies_stay_while_they_are_wanted_or_no_file_was_valid(platform: PlatformConfig | None) -> None:
     world = World()
     world.config.set(platform)
     assert len(world.check()) == 3
+
+
+def test_policies_follow_the_last_valid_file_while_the_file_is_invalid() -> None:
+    """Also one that names a PriorityClass that does not exist, which keeps recipes from being planned."""
+    world = World()
+    world.config.set(PlatformConfig(network_policies=ON))
+    world.config.valid = False
+    world.api.policies.clear()
+    assert world.check() == ["one-pods", "two-pods", "theirs-pods"]
+    world.config.set(PlatformConfig())
+    assert world.check() == []
 
 
 def test_the_cluster_is_searched_once_for_each_change_of_the_configuration() -> None:
