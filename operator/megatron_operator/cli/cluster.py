@@ -11,7 +11,7 @@ from megatron_operator.cli.inputs import single_option
 from megatron_operator.cli.kubectl import Kubectl, kubectl_options
 
 if TYPE_CHECKING:
-    from megatron_operator.cli.cluster_checks import ClusterObjects
+    from megatron_operator.cli.cluster_objects import ClusterObjects
 
 EXIT_MISSING = 1
 _COLORS = {"ok": "green", "missing": "red", "warning": "yellow", "unknown": "cyan"}
@@ -65,7 +65,9 @@ def check(platform: Path | None, kubectl: Kubectl, output: str) -> None:
 
 def _read(kubectl: Kubectl) -> "ClusterObjects":
     """The objects of all checks. Raises CommandError if the API server cannot be reached."""
-    from megatron_operator.cli.cluster_checks import GANG_SCHEDULERS, RECIPES, ClusterObjects
+    from megatron_operator.cli.cluster_checks import RECIPES
+    from megatron_operator.cli.cluster_objects import ClusterObjects
+    from megatron_operator.cli.gang_checks import GANG_SCHEDULERS
     from megatron_operator.cli.job_needs import JOBSETS, PYTORCHJOBS, TRAINJOBS
 
     version = kubectl.version()

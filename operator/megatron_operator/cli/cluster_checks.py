@@ -2,25 +2,18 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from megatron_operator.api.labels import GROUP, PLURAL
-from megatron_operator.api.platform import KUBERNETES, CpuJobs, PlatformConfig
+from megatron_operator.api.platform import CpuJobs, PlatformConfig
 from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
+from megatron_operator.cli.cluster_objects import ClusterObjects, Finding, Object, crd_names, unreadable
+from megatron_operator.cli.gang_checks import gang_scheduling
 from megatron_operator.cli.job_needs import NEEDS, available, chosen_backend
 from megatron_operator.lifecycle.capacity import is_schedulable
 
-Object = dict[str, Any]
-State = Literal["ok", "missing", "warning", "unknown"]
-
 RECIPES = f"{PLURAL}.{GROUP}"
-GANG_SCHEDULERS = {
-    "localqueues.kueue.x-k8s.io": "Kueue",
-    "podgroups.scheduling.volcano.sh": "Volcano",
-    "podgroups.scheduling.x-k8s.io": "Coscheduling of scheduler-plugins",
-}
-"""CustomResourceDefinition -> the scheduler that starts all pods of a gang together."""
+UI = "megatron-ui"
+"""The chart's other Deployment, which has the operator's image."""
 LEAST_VERSION = (1, 29)
 """Oldest Kubernetes release that the chart is for."""
 _INSTALL_OPERATOR = (
@@ -36,31 +29,6 @@ _ONE_NODE_PROVISIONERS = {
 }
 """Provisioner whose volumes one node mounts at a time -> what to use for runs of several nodes."""
 _FABRIC = re.compile(r"rdma|infiniband|/hca|/ib|\befa\b|sriov|roce", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterObjects:
-    """What was read. None: it could not be read, and `refused` has the message under the same name."""
-
-    namespace: str
-    version: Object
-    crds: list[Object] | None = None
-    deployments: list[Object] | None = None
-    storage_classes: list[Object] | None = None
-    nodes: list[Object] | None = None
-    namespaces: list[Object] | None = None
-    refused: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The answer of one check. Only something that every run needs is `missing`."""
-
-    check: str
-    state: State
-    message: str
-    fix: str = ""
-
 
 Check = Callable[[ClusterObjects, PlatformConfig | None], Iterator[Finding]]
 
@@ -88,16 +56,12 @@ def kubernetes(objects: ClusterObjects, _platform: PlatformConfig | None) -> Ite
 
 def training_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """The CustomResourceDefinitions of the training jobs, and the Deployments that act on them."""
-    backend = chosen_backend(platform, _crd_names(objects))
-    other = available(backend, _crd_names(objects))
+    backend = chosen_backend(platform, crd_names(objects))
+    other = available(backend, crd_names(objects))
     hint = "" if other is None else f"; or set jobBackend: {other} in the platform, which the cluster has"
     for need in NEEDS[backend]:
         yield from _crd(objects, need.kind, need.crd, need.fix + hint)
         yield from _deployment(objects, need.controllers, need.fix)
-
-
-def _crd_names(objects: ClusterObjects) -> set[str]:
-    return {each["metadata"]["name"] for each in objects.crds or ()}
 
 
 def megatron_operator(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
@@ -110,7 +74,7 @@ def storage(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterato
     """A storage class for checkpoints and data: the platform's, or the cluster's default."""
     check = "storage class"
     if objects.storage_classes is None:
-        yield _unreadable(objects, check, "storage_classes")
+        yield unreadable(objects, check, "storage_classes")
         return
     known = {each["metadata"]["name"]: each for each in objects.storage_classes}
     listed = ", ".join(sorted(known)) or "none"
@@ -147,7 +111,7 @@ def storage(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterato
 def accelerators(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """Nodes with accelerators, and the labels from which the operator knows their type."""
     if objects.nodes is None:
-        yield _unreadable(objects, "accelerators", "nodes")
+        yield unreadable(objects, "accelerators", "nodes")
         return
     profiles = platform.accelerators.items() if platform and platform.accelerators else ()
     for name, profile in profiles:
@@ -203,33 +167,11 @@ def fabric(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator
         yield Finding("RDMA", "warning", message, fix)
 
 
-def gang_scheduling(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
-    """A scheduler that starts all pods of a run together."""
-    check = "gang scheduling"
-    if platform and platform.gang_scheduling and platform.gang_scheduling.scheduler == KUBERNETES:
-        message = "Kubernetes' own; its feature gates GenericWorkload and GangScheduling cannot be read"
-        fix = "kubectl api-resources --api-group=scheduling.k8s.io lists podgroups where the first is on"
-        yield Finding(check, "unknown", message, fix)
-        return
-    if objects.crds is None:
-        yield _unreadable(objects, check, "crds")
-        return
-    names = _crd_names(objects)
-    found = [scheduler for crd, scheduler in GANG_SCHEDULERS.items() if crd in names]
-    if found:
-        yield Finding(check, "ok", ", ".join(found))
-        return
-    message = (
-        "no Kueue, Volcano or Coscheduling: two runs that each get half of the nodes wait for each other"
-    )
-    yield Finding(check, "warning", message, "install one and set queue or gangScheduling of the platform")
-
-
 def pod_security(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """The level of Pod Security that the namespace enforces."""
     check = f"namespace {objects.namespace}"
     if objects.namespaces is None:
-        yield _unreadable(objects, check, "namespaces")
+        yield unreadable(objects, check, "namespaces")
         return
     found = next((each for each in objects.namespaces if each["metadata"]["name"] == objects.namespace), None)
     if found is None:
@@ -239,7 +181,7 @@ def pod_security(objects: ClusterObjects, platform: PlatformConfig | None) -> It
     level = _labels(found).get("pod-security.kubernetes.io/enforce")
     if level != "restricted":
         yield Finding(check, "ok", f"Pod Security enforces {level or 'nothing'}")
-    elif chosen_backend(platform, _crd_names(objects)) != "pytorchjob":
+    elif chosen_backend(platform, crd_names(objects)) != "pytorchjob":
         yield Finding(check, "ok", "Pod Security enforces restricted, with which JobSet's pods comply")
     elif any(
         "--pytorch-init-container-template-file" in " ".join(_arguments(d))
@@ -272,7 +214,7 @@ CHECKS: tuple[Check, ...] = (
 
 def _crd(objects: ClusterObjects, kind: str, name: str, fix: str) -> Iterator[Finding]:
     if objects.crds is None:
-        yield _unreadable(objects, kind, "crds")
+        yield unreadable(objects, kind, "crds")
     elif any(each["metadata"]["name"] == name for each in objects.crds):
         yield Finding(kind, "ok", f"{name} is defined")
     else:
@@ -283,7 +225,7 @@ def _deployment(objects: ClusterObjects, names: tuple[str, ...], fix: str) -> It
     """The controller that has one of these names; the finding has the first."""
     name = names[0]
     if objects.deployments is None:
-        yield _unreadable(objects, name, "deployments")
+        yield unreadable(objects, name, "deployments")
         return
     found = _named(objects, *names)
     ready = [each for each in found if (each.get("status") or {}).get("availableReplicas")]
@@ -308,9 +250,13 @@ def _named(objects: ClusterObjects, *names: str) -> list[Object]:
     return [
         each
         for each in objects.deployments or ()
-        if {each["metadata"]["name"], _labels(each).get("app.kubernetes.io/name")} & set(names)
-        or any(image.search(c.get("image") or "") for c in _containers(each))
+        if (labelled := _names_of(each)) & set(names)
+        or (UI not in labelled and any(image.search(c.get("image") or "") for c in _containers(each)))
     ]
+
+
+def _names_of(deployment: Object) -> set[str | None]:
+    return {deployment["metadata"]["name"], _labels(deployment).get("app.kubernetes.io/name")}
 
 
 def _containers(deployment: Object) -> list[Object]:
@@ -358,11 +304,6 @@ def _products(nodes: list[Object]) -> Iterator[Finding]:
         yield Finding(check, "warning", f"{', '.join(unknown)}: not known to node discovery", fix)
     elif products:
         yield Finding(check, "ok", ", ".join(products))
-
-
-def _unreadable(objects: ClusterObjects, check: str, name: str) -> Finding:
-    message = objects.refused.get(name, "was not read")
-    return Finding(check, "unknown", message, "ask somebody who may read it to run this command")
 
 
 def _labels(each: Object) -> dict[str, str]:

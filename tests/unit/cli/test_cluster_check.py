@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.cli.cluster_checks import GANG_SCHEDULERS, ClusterObjects, Finding, run_checks
+from megatron_operator.cli.cluster_checks import run_checks
+from megatron_operator.cli.cluster_objects import ClusterObjects, Finding
 from megatron_operator.cli.main import cli
 
 PYTORCHJOBS, RECIPES = "pytorchjobs.kubeflow.org", "megatronrecipes.megatron.training"
@@ -103,6 +104,18 @@ def test_an_operator_is_found_by_its_image_under_another_name() -> None:
     assert (found.state, found.message) == ("ok", "system/kubeflow-trainer-v1, available replicas: 1")
 
 
+def test_the_web_page_which_has_the_operators_image_is_not_the_operator() -> None:
+    image = "registry/megatron-operator:1"
+    page = deployment("megatron-ui", image=image)
+    page["metadata"]["labels"] = {"app.kubernetes.io/name": "megatron-ui"}
+    others = [page, deployment("training-operator")]
+    found = check(replace(COMPLETE, deployments=others), "megatron-operator")
+    assert (found.state, found.message[:19]) == ("missing", "no Deployment of it")
+    dead = deployment("megatron-operator", available=0, image=image)
+    found = check(replace(COMPLETE, deployments=[*others, dead]), "megatron-operator")
+    assert (found.state, found.message) == ("missing", "system/megatron-operator has no available replica")
+
+
 def test_volumes_of_one_node_and_a_missing_default_are_warnings() -> None:
     disk = {**DEFAULT_CLASS, "provisioner": "ebs.csi.aws.com"}
     found = check(replace(COMPLETE, storage_classes=[disk]), "storage class")
@@ -180,20 +193,6 @@ def test_several_gpu_nodes_without_rdma_are_a_warning_and_a_requested_resource_i
     )
     one = replace(COMPLETE, nodes=[gpu_node("gpu-0")])
     assert "RDMA" not in [each.check for each in run_checks(one, None)]
-
-
-@pytest.mark.parametrize(("crd", "scheduler"), GANG_SCHEDULERS.items())
-def test_each_gang_scheduler_is_known_and_none_is_a_warning(crd: str, scheduler: str) -> None:
-    base = [named(PYTORCHJOBS), named(RECIPES)]
-    assert check(replace(COMPLETE, crds=[*base, named(crd)]), "gang scheduling").message == scheduler
-    assert check(replace(COMPLETE, crds=base), "gang scheduling").state == "warning"
-
-
-def test_gates_of_kubernetes_own_gangs_cannot_be_read_and_the_fix_has_the_command_that_shows_them() -> None:
-    platform = PlatformConfig.model_validate({"gangScheduling": {"scheduler": "kubernetes"}})
-    found = check(COMPLETE, "gang scheduling", platform)
-    assert found.state == "unknown"
-    assert "kubectl api-resources --api-group=scheduling.k8s.io" in found.fix
 
 
 def test_restricted_pod_security_needs_a_template_of_the_training_operator() -> None:
