@@ -1,6 +1,7 @@
 """docs/installation.md and the chart's page: what they have people type is accepted."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_the_command_of_the_page_makes_values_of_every_ready_platform(
 def test_the_commands_of_the_cli_succeed(command: str) -> None:
     done = CliRunner().invoke(cli, command.split()[1:])
     assert done.exit_code == 0, done.output
+
+
+def test_the_shell_leaves_the_backslashes_of_the_commands_in_the_table() -> None:
+    commands = [each for each in re.findall(r"`(kubectl [^`]+)`", PAGE) if "\\" in each]
+    assert commands
+    for command in commands:
+        assert "".join(shlex.split(command)).count("\\") == command.count("\\"), command
 
 
 def test_files_that_the_commands_name_exist() -> None:
