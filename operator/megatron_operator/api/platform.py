@@ -241,7 +241,7 @@ class NetworkPolicies(ApiModel):
     operator_namespace: Name = "megatron-system"
     """Namespace of the operator, which reads the progress of runs; the chart sets it."""
     metrics_from: Annotated[list[Name], Field(max_length=16)] = Field(default_factory=list)
-    """Namespaces whose pods may read port 8432 of training pods, such as that of Prometheus."""
+    """Namespaces whose pods may read port 8432 of training pods, such as that of Prometheus; empty: none."""
 
 
 class Hub(ApiModel):

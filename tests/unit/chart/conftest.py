@@ -31,6 +31,28 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
+def notes(helm: Any, tmp_path: Path) -> Callable[[dict[str, Any]], str]:
+    """Renders the notes with these values. helm shows them in a cluster only, so they become an object."""
+
+    def text(values: dict[str, Any]) -> str:
+        chart = shutil.copytree(CHART, tmp_path / "chart")
+        templates = chart / "templates"
+        (templates / "_notes.tpl").write_text(
+            f'{{{{ define "notes" }}}}{(templates / "NOTES.txt").read_text()}{{{{ end }}}}'
+        )
+        (templates / "notes.yaml").write_text('text: {{ include "notes" . | quote }}\n')
+        (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+        done = helm(
+            "template", "megatron-operator", str(chart), "--values", str(tmp_path / "values.yaml"),
+            "--kube-version", KUBE_VERSION, "--show-only", "templates/notes.yaml",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return str(yaml.safe_load(done.stdout)["text"])
+
+    return text
+
+
+@pytest.fixture
 def render(helm: Any, tmp_path: Path) -> Render:
     """Renders the chart with these values; returns its objects. Raises ValueError if helm refuses them."""
 

@@ -88,6 +88,25 @@ def test_the_rule_object_has_the_alerts_of_the_file(render: Any) -> None:
     assert of_kind(render({"metrics": ENABLED}), "PrometheusRule") == yaml.safe_load(ALERTS.read_text())
 
 
+@pytest.mark.parametrize(
+    ("monitors", "policies", "warned"),
+    [
+        (True, {"enabled": True}, True),
+        (True, {"enabled": True, "metricsFrom": ["monitoring"]}, False),
+        (True, {"enabled": False}, False),
+        (True, None, False),
+        (False, {"enabled": True}, False),
+    ],
+)
+def test_the_notes_warn_where_prometheus_is_kept_from_trainer_pods(
+    monitors: bool, policies: dict[str, Any] | None, warned: bool, notes: Any
+) -> None:
+    platform = {} if policies is None else {"networkPolicies": policies}
+    metrics = {"enabled": True, "prometheusOperator": {"monitors": monitors}}
+    text = notes({"metrics": metrics, "platform": platform})
+    assert ("`platform.networkPolicies.metricsFrom` is empty" in text) == warned
+
+
 def test_alerts_read_series_that_exist() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     used = {
