@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kopf import Body, BodyEssence
+from kopf import Body, BodyEssence, OperatorRegistry
 from kopf._cogs.clients import fetching
 from kopf._cogs.structs.references import Resource
 from megatron_operator.api.conditions import Phase
@@ -16,7 +16,7 @@ from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller import handlers
 from megatron_operator.controller.api_client import PAGE, ApiError
 from megatron_operator.controller.first_runs import FirstRuns
-from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
+from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings, register
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.pod_end_cache import PodEndCache
 from megatron_operator.controller.settings import Settings
@@ -216,6 +216,17 @@ class Uncopied(dict[str, Any]):
 
     def __deepcopy__(self, _memo: object) -> "Uncopied":
         raise AssertionError("the object is copied")
+
+
+def test_kopf_watches_no_kind_of_training_job() -> None:
+    """docs/security.md: a namespaced release has no right to watch their definitions."""
+    registry, operator = OperatorRegistry(), object.__new__(Operator)
+    register(registry, operator)
+    selectors = registry._watching.get_all_selectors()
+    assert {(each.group, each.plural or each.any_name) for each in selectors} == {
+        ("megatron.training", "megatronrecipes"),
+        ("batch", "jobs"),
+    }
 
 
 def test_kopf_copies_no_object() -> None:
