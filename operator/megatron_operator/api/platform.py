@@ -237,7 +237,7 @@ class NetworkPolicies(ApiModel):
     """A NetworkPolicy for the pods of each run. It needs a network plugin that enforces such policies."""
 
     enabled: bool = False
-    """Create one with the job: only pods of the run, the operator and `metricsFrom` reach its pods."""
+    """Create one before the pods: only pods of the run, the operator and `metricsFrom` reach its pods."""
     operator_namespace: Name = "megatron-system"
     """Namespace of the operator, which reads the progress of runs; the chart sets it."""
     metrics_from: Annotated[list[Name], Field(max_length=16)] = Field(default_factory=list)

@@ -79,6 +79,22 @@ async def create(api: ApiClient, resource: Resource, body: Object) -> Object | N
         return None
 
 
+async def ensure_network_policy(
+    api: ApiClient, status: StatusBuilder, policy: Object | None
+) -> Obstacle | None:
+    """Create the run's NetworkPolicy where the platform wants one, or change it to what it should be."""
+    if policy is None or await create(api, NETWORK_POLICIES, policy) is not None:
+        return None
+    existing = await api.get(NETWORK_POLICIES, status.key.namespace, policy["metadata"]["name"])
+    if existing is None:
+        return None
+    if (obstacle := policy_obstacle(status, existing)) is not None:
+        return obstacle
+    if (changes := policy_changes(existing, policy)) is not None:
+        await api.merge(NETWORK_POLICIES, existing, changes)
+    return None
+
+
 class Children:
     """Ensures the objects that a recipe owns.
 
@@ -186,20 +202,6 @@ class Children:
             await self._api.merge(CLAIMS, existing, changes)
         return None
 
-    async def _ensure_network_policy(self, status: StatusBuilder, desired: DesiredState) -> Obstacle | None:
-        """Create the run's NetworkPolicy where the platform wants one, or change it to what it should be."""
-        policy = desired.manifests.network_policy
-        if policy is None or await create(self._api, NETWORK_POLICIES, policy) is not None:
-            return None
-        existing = await self._api.get(NETWORK_POLICIES, status.key.namespace, policy["metadata"]["name"])
-        if existing is None:
-            return None
-        if (obstacle := policy_obstacle(status, existing)) is not None:
-            return obstacle
-        if (changes := policy_changes(existing, policy)) is not None:
-            await self._api.merge(NETWORK_POLICIES, existing, changes)
-        return None
-
     async def _ensure_token(self, status: StatusBuilder) -> None:
         """Create the Secret with the run's token. Where one of its name exists, it is the run's already.
 
@@ -230,7 +232,8 @@ class Children:
             manifest = recovery_priority.recovering(manifest)
         manifest = await self._capacity.without_small_domains(status.key, manifest)
         try:
-            if (obstacle := await self._ensure_network_policy(status, desired)) is not None:
+            policy = desired.manifests.network_policy
+            if (obstacle := await ensure_network_policy(self._api, status, policy)) is not None:
                 return set_obstacle(status, obstacle, running=False)
             await self._ensure_token(status)
             if (obstacle := await self._ensure_templates(status, manifest)) is not None:

@@ -34,7 +34,7 @@ WITHOUT_PODS: Final = frozenset({Phase.REFUSED, Phase.SUCCEEDED, Phase.FAILED})
 class PolicyReconciler:
     """Applies `networkPolicies` of the platform to the runs that exist.
 
-    The reconcile creates a run's policy before its job, but with the configuration that the run was planned
+    The reconcile creates a run's policy before its pods, but with the configuration that the run was planned
     with: that may be the one before the change, and a run that trains is not planned again.
     """
 

@@ -8,9 +8,9 @@ from typing import Final
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import execute
-from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_client import ApiClient, ApiError
 from megatron_operator.controller.api_resources import BATCH_JOBS
-from megatron_operator.controller.children import create, pods_of_role
+from megatron_operator.controller.children import create, ensure_network_policy, pods_of_role
 from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader
@@ -36,6 +36,7 @@ from megatron_operator.lifecycle.job_status import (
 )
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.observation import PodPhase
+from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
 from megatron_operator.lifecycle.stages import (
@@ -161,7 +162,7 @@ class Stages:
             return await self._check_data(status, desired, edited=edited)
         body, digest = desired.manifests.prepare_job, desired.manifests.prepare_hash
         if body is not None and status.current.prepared != digest:
-            blocked, pods = await self._run(status, PREPARATION, body, edited=edited)
+            blocked, pods = await self._run(status, desired, PREPARATION, body, edited=edited)
             if blocked is not None:
                 return blocked
             set_data_ready(status, PREPARATION, desired.manifests, pods)
@@ -176,7 +177,7 @@ class Stages:
         """Check data that were prepared elsewhere, once for what the run reads; None once they pass."""
         body = desired.manifests.check_job
         assert body is not None, "there is something to check"
-        blocked, pods = await self._run(status, CHECK, body, edited=edited)
+        blocked, pods = await self._run(status, desired, CHECK, body, edited=edited)
         if blocked is not None:
             return blocked
         self._poller.forget(status.key)
@@ -202,7 +203,7 @@ class Stages:
             wanted = conversion_of(stage, desired.run.resolved, status.key.name)
             if body is None or wanted is None or is_converted(status, stage, wanted):
                 continue
-            blocked, pods = await self._run(status, stage, body, edited=edited)
+            blocked, pods = await self._run(status, desired, stage, body, edited=edited)
             if blocked is not None:
                 return blocked
             # The answer of this Job's pod is not one of the next stage's.
@@ -215,11 +216,15 @@ class Stages:
         return None
 
     async def _run(
-        self, status: StatusBuilder, stage: Stage, body: Object, *, edited: bool
+        self, status: StatusBuilder, desired: DesiredState, stage: Stage, body: Object, *, edited: bool
     ) -> tuple[Requeue | None, list[Object]]:
         """Run a stage's Job; what it waits for, or None once it is complete, and the Job's pods."""
         existing = await self._api.get(BATCH_JOBS, status.key.namespace, body["metadata"]["name"])
         if existing is None:
+            # An export follows a training job, which has the policy.
+            before = stage not in (EXPORT, EXPORT_BEST)
+            if before and (obstacle := await self._policy_obstacle(status, desired)) is not None:
+                return set_stage_obstacle(status, stage, obstacle), []
             status.set(phase=stage.phase)
             message = f"the {stage.noun} job is being created"
             status.set_condition(stage.condition, False, stage.running, message)
@@ -251,6 +256,15 @@ class Stages:
             return Requeue(LATER, stage.failed), pods
         await self._wait_for(status, stage, existing, body, pods, queued=state is StageState.QUEUED)
         return Requeue(LATER, stage.running), pods
+
+    async def _policy_obstacle(self, status: StatusBuilder, desired: DesiredState) -> Obstacle | None:
+        """Why the run cannot have its NetworkPolicy, which is there before the first of its pods."""
+        try:
+            return await ensure_network_policy(self._api, status, desired.manifests.network_policy)
+        except ApiError as error:
+            if not error.refused:
+                raise
+            return Obstacle(Reason.JOB_REFUSED, error.message, LATER)
 
     async def _wait_for(
         self,

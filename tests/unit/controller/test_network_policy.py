@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.api_resources import JOBS, NETWORK_POLICIES, Resource
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import BATCH_JOBS, JOBS, NETWORK_POLICIES, Resource
 from megatron_operator.lifecycle.desired import Config
 
-from tests.unit.controller import whole_operator
+from tests.unit.controller import converting, whole_operator
 from tests.unit.controller.api_in_memory import NAME
-from tests.unit.controller.simulated_run import Run
+from tests.unit.controller.simulated_run import CLAIM, Run
 
 POLICY = f"{NAME}-pods"
+CHECKED = {"volume": {"claimName": CLAIM}, "datasetRoot": "chats"}
 
 
 def config(**options: Any) -> Config:
@@ -46,6 +48,51 @@ def test_the_policy_exists_before_the_job(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run.api, "create", record)
     run.until(run.trains)
     assert created.index(NETWORK_POLICIES) < created.index(JOBS)
+
+
+def test_the_policy_exists_before_each_job_that_the_run_waits_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[tuple[str, bool]] = []
+    create = run.api.create
+
+    async def record(resource: Resource, body: Any) -> Any:
+        if resource is BATCH_JOBS:
+            created.append((body["metadata"]["name"], POLICY in run.api.network_policies))
+        return await create(resource, body)
+
+    monkeypatch.setattr(run.api, "create", record)
+    run.edit(**converting.SPEC | {"data": CHECKED})
+    converting.reconcile(run)
+    converting.end(run, converting.IMPORT, message=converting.RESULT)
+    converting.reconcile(run)
+    assert created == [(converting.IMPORT, True), (f"{NAME}-check", True)]
+
+
+def test_no_job_of_a_run_is_created_while_its_policy_cannot_be(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = {"metadata": {"name": POLICY, "uid": "theirs", "resourceVersion": "7"}, "spec": {}}
+    run.api.network_policies[POLICY] = deepcopy(foreign)
+    run.edit(**converting.SPEC)
+    converting.reconcile(run)
+    assert run.condition("Running")["reason"] == "NameTaken"
+    del run.api.network_policies[POLICY]
+    create, refusal = run.api.create, ApiError(403, "Forbidden", "networkpolicies is forbidden")
+
+    async def refuse(resource: Resource, body: Any) -> Any:
+        if resource is NETWORK_POLICIES:
+            raise refusal
+        return await create(resource, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.api, "create", refuse)
+        converting.reconcile(run)
+        running = run.condition("Running")
+        assert (running["reason"], running["message"]) == ("JobRefused", "networkpolicies is forbidden")
+    assert not run.api.batch_jobs
+    converting.reconcile(run)
+    assert run.condition("Imported")["reason"] == "Importing"
 
 
 def test_a_policy_of_somebody_else_is_reported_and_left_alone(run: Run) -> None:
