@@ -16,7 +16,7 @@ from megatron_operator.lifecycle.observation import (
 )
 
 UNREACHABLE_PATIENCE: Final = 30.0
-"""Seconds that a node may be unreachable, after Kubernetes detected it (40 s or more), before its pods are
+"""Seconds that a node may be unreachable, after Kubernetes detected it (50 s by default), before its pods are
 force-deleted: a kubelet that was only restarted is back by then."""
 AVOIDED_PATIENCE: Final = 300.0
 """Seconds that pods wait for capacity before avoided nodes are released."""
