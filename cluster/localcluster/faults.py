@@ -195,8 +195,8 @@ class _Registers(ctypes.Structure):
     ]
 
 
-_POKETEXT, _GETREGS, _SETREGS, _ATTACH, _DETACH = 4, 12, 13, 16, 17
-_SYSCALL = 0x050F
+_GETREGS, _SETREGS, _ATTACH, _DETACH = 12, 13, 16, 17
+_SYSCALL = b"\x0f\x05"
 _EXIT_GROUP = 231
 _WALL = 0x40000000
 
@@ -205,7 +205,7 @@ def end_with_success(process: Process) -> None:
     """Make a process exit with code 0 at an arbitrary point, as a stray `exit(0)` in a library would.
 
     Its main thread is made to call exit_group(0). Raises ClusterError where the machine is not x86-64 or the
-    kernel does not permit ptrace.
+    kernel does not permit ptrace, and where the process ends by itself meanwhile.
     """
     if platform.machine() != "x86_64":
         raise ClusterError(f"making a process exit is supported on x86_64 only, not on {platform.machine()}")
@@ -219,17 +219,39 @@ def end_with_success(process: Process) -> None:
             raise ClusterError(f"ptrace({request}, {process.pid}): {os.strerror(code)}")
 
     ptrace(_ATTACH)
-    os.waitpid(process.pid, _WALL)
-    registers = _Registers()
-    ptrace(_GETREGS, 0, ctypes.addressof(registers))
-    # The kernel gives the process its own copy of this page of code.
-    ptrace(_POKETEXT, registers.rip, _SYSCALL)
-    registers.rax, registers.rdi = _EXIT_GROUP, 0
-    # Otherwise the kernel would restart the system call that was interrupted by the attach.
-    registers.orig_rax = 2**64 - 1
-    ptrace(_SETREGS, 0, ctypes.addressof(registers))
-    ptrace(_DETACH)
+    try:
+        os.waitpid(process.pid, _WALL)
+        registers = _Registers()
+        ptrace(_GETREGS, 0, ctypes.addressof(registers))
+        # One that is there: other threads run on, and would run what is written into their code.
+        registers.rip = _syscall_instruction(process.pid)
+        registers.rax, registers.rdi = _EXIT_GROUP, 0
+        # Otherwise the kernel would restart the system call that was interrupted by the attach.
+        registers.orig_rax = 2**64 - 1
+        ptrace(_SETREGS, 0, ctypes.addressof(registers))
+        ptrace(_DETACH)
+    except BaseException:
+        # A process that has died is not gone for its parent before this one has waited for it.
+        with contextlib.suppress(ClusterError):
+            ptrace(_DETACH)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, _WALL | os.WNOHANG)
+        raise
     wait_until(lambda: not process.alive, 20, f"process {process.pid} to end")
+
+
+def _syscall_instruction(pid: int) -> int:
+    """Address of a `syscall` instruction: the kernel's own page in each process has one, for a clock that it
+    cannot read itself."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        area = next(line.split()[0] for line in maps.splitlines() if line.endswith("[vdso]"))
+        begin, end = (int(each, 16) for each in area.split("-"))
+        with Path(f"/proc/{pid}/mem").open("rb") as memory:
+            memory.seek(begin)
+            return begin + memory.read(end - begin).index(_SYSCALL)
+    except (OSError, StopIteration, ValueError) as error:
+        raise ClusterError(f"process {pid} has no readable vDSO with a system call: {error!r}") from error
 
 
 def _groups(container_id: str) -> list[Path]:
