@@ -8,15 +8,15 @@ import pytest
 from testkit.fuzz.runner import run
 
 CASES = {
-    "recipe": 450,
-    "platform": 150,
-    "catalog": 150,
-    "progress": 150,
-    "termination": 100,
-    "conversion": 60,
-    "page": 40,
-    "status": 150,
-    "journal": 100,
+    "recipe": 150,
+    "platform": 50,
+    "catalog": 50,
+    "progress": 50,
+    "termination": 40,
+    "conversion": 20,
+    "page": 20,
+    "status": 50,
+    "journal": 40,
 }
 
 
