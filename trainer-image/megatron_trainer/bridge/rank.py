@@ -36,6 +36,7 @@ from megatron_trainer.worker.failures import (
     classify_in_step,
     describe,
 )
+from megatron_trainer.worker.read_errors import is_temporary
 
 
 def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
@@ -66,7 +67,7 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
     except sample_files.SampleLineError as error:
         raise RankError(ExitCode.BAD_DATA, sample_files.place_and_reason(error)) from error
     except Exception as error:
-        if hooks.building and isinstance(error, FLAG_REJECTIONS):
+        if hooks.building and isinstance(error, FLAG_REJECTIONS) and not is_temporary(error):
             raise _refused(error) from error
         raise classify_in_step(error, hooks.stepping) from error
     finally:
@@ -183,6 +184,8 @@ def _validate(config: Any) -> None:
         runtime_config_update(config)
         config.validate()
     except FLAG_REJECTIONS as error:
+        if is_temporary(error):
+            raise
         raise _refused(error) from error
 
 

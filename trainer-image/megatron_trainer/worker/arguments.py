@@ -16,6 +16,7 @@ from megatron_contract.environment import ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints.selection import read_tracker
+from megatron_trainer.data.prepare_options import value_of
 from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
@@ -42,15 +43,27 @@ def parse(argv: Sequence[str]) -> Any:
     argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign,assignment]
     try:
         args = parse_and_validate_args(args_defaults={"tokenizer_type": "HuggingFaceTokenizer"})
-    except OSError as error:
+    except (OSError, RuntimeError, *FLAG_REJECTIONS) as error:
         if is_temporary(error):
             raise
-        raise RankError(ExitCode.BAD_DATA, f"tokenizer: {describe(error)}") from error
-    except (*FLAG_REJECTIONS, RuntimeError) as error:
+        _require_reachable(value_of(argv, "tokenizer-model"))
+        if isinstance(error, OSError):
+            raise RankError(ExitCode.BAD_DATA, f"tokenizer: {describe(error)}") from error
         raise flags_refused(error) from error
     _require_vocabulary(args)
     _require_data(args)
     return args
+
+
+def _require_reachable(tokenizer: str | None) -> None:
+    """Raise OSError while the volume of the tokenizer is away: to transformers its files are missing then."""
+    if tokenizer is None:
+        return
+    try:
+        Path(tokenizer).stat()
+    except OSError as error:
+        if is_temporary(error):
+            raise
 
 
 def load_only_what_exists(args: Any) -> None:
@@ -68,6 +81,8 @@ def model_config(args: Any) -> Any:
     try:
         return gpt.model_config(args)
     except FLAG_REJECTIONS as error:
+        if is_temporary(error):
+            raise
         raise flags_refused(error) from error
 
 

@@ -38,6 +38,7 @@ from megatron_trainer.worker.failures import (
     flags_refused,
 )
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
+from megatron_trainer.worker.read_errors import is_temporary
 
 
 def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
@@ -67,7 +68,7 @@ def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
     except SystemExit as end:
         raise classify_early_exit(end.code, hooks.iteration) from end
     except Exception as error:
-        if hooks.building and isinstance(error, FLAG_REJECTIONS):
+        if hooks.building and isinstance(error, FLAG_REJECTIONS) and not is_temporary(error):
             raise flags_refused(error) from error
         raise classify_in_step(error, hooks.stepping) from error
     finally:

@@ -1,9 +1,13 @@
 """Which checkpoint a rank with Megatron FSDP looks for, and how it ends without its tokenizer."""
 
 import argparse
+import errno
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
@@ -58,20 +62,91 @@ def test_a_planned_iteration_is_looked_for_where_its_tracker_is_not_seen_yet(
     assert seen == [str(tmp_path) if load else None]
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "code"), [("/proc/self/mem", ExitCode.WORKER_DIED), ("/gone/vocabulary", ExitCode.BAD_DATA)]
-)
-def test_a_tokenizer_that_the_volume_does_not_return_is_no_wrong_data(
-    tokenizer: str, code: ExitCode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reads of address 0 of a process's memory fail with EIO."""
+@pytest.fixture
+def parsing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], BaseException]:
+    """What a rank raises as Megatron builds the HuggingFaceTokenizer of a folder."""
+    pytest.importorskip("transformers", reason="make setup-trainer")
+    from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer
     from megatron_trainer.worker import arguments
-    from megatron_trainer.worker.failures import classify
 
     # Restored after the test.
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)
-    monkeypatch.setattr(arguments, "parse_and_validate_args", lambda **_: Path(tokenizer).read_bytes())
-    with pytest.raises(Exception, match=r"Input/output|No such file") as raised:
-        arguments.parse([])
-    assert classify(raised.value).code == code
+
+    def parse(folder: Path) -> BaseException:
+        monkeypatch.setattr(
+            arguments, "parse_and_validate_args", lambda **_: HuggingFaceTokenizer(str(folder))
+        )
+        with pytest.raises(Exception, match=r".") as raised:
+            arguments.parse(["--tokenizer-model", str(folder)])
+        return raised.value
+
+    return parse
+
+
+def test_a_tokenizer_whose_volume_fails_is_no_wrong_flag(
+    parsing: Callable[[Path], BaseException], tmp_path: Path
+) -> None:
+    """Reads of address 0 of a process's memory fail with EIO, which Megatron makes a ValueError."""
+    from megatron_trainer.worker.failures import classify
+
+    (tmp_path / "tokenizer_config.json").symlink_to("/proc/self/mem")
+    failure = classify(parsing(tmp_path))
+    assert (failure.code, "Input/output error" in str(failure)) == (ExitCode.WORKER_DIED, True)
+
+
+def test_a_tokenizer_whose_volume_is_away_is_no_missing_one(
+    parsing: Callable[[Path], BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """os.path.isdir, by which transformers looks for it, is false then."""
+    from megatron_trainer.worker.failures import classify
+
+    stat = os.stat
+
+    def away(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path)):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", away)
+    assert classify(parsing(tmp_path / "tokenizer")).code == ExitCode.WORKER_DIED
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"), [(errno.EIO, ExitCode.WORKER_DIED), (errno.ENOENT, ExitCode.USAGE)]
+)
+def test_an_error_of_a_volume_while_the_model_is_built_is_no_wrong_flag(
+    code: int, ends: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from megatron_trainer.checkpoints import async_checkpoint_writers
+    from megatron_trainer.worker import dataset_helpers, main, tracebacks
+    from megatron_trainer.worker.failures import RankError
+
+    def build(*_args: object, **_kwargs: object) -> NoReturn:
+        try:
+            raise OSError(code, os.strerror(code))
+        except OSError as error:
+            raise ValueError("no such model") from error
+
+    args = SimpleNamespace(use_megatron_fsdp=False, load=None, save=str(tmp_path), iterations_to_skip=[])
+    monkeypatch.setattr(main, "parse", lambda _argv: args)
+    monkeypatch.setattr(main, "require_gpus", lambda: None)
+    monkeypatch.setattr(tracebacks, "make_picklable", lambda: None)
+    monkeypatch.setattr(async_checkpoint_writers, "install", lambda *_args: None)
+    monkeypatch.setattr(dataset_helpers, "skip_build", lambda: None)
+    monkeypatch.setattr(main, "MegatronHooks", lambda *_args: Building())
+    monkeypatch.setattr(main, "pretrain_cfg_container_from_args", build)
+    monkeypatch.setattr(main, "model_config", lambda _args: None)
+    with pytest.raises(RankError) as raised:
+        main._train(["--save", str(tmp_path)], object(), False)  # type: ignore[arg-type]
+    assert raised.value.code == ends
+
+
+class Building:
+    """The hooks of a rank that builds its model."""
+
+    building, stepping, iteration = True, None, 0
+
+    def install(self) -> None: ...
+
+    def close(self) -> None: ...
