@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,8 +37,8 @@ def _refuse(_parser: argparse.ArgumentParser, message: str) -> NoReturn:
 def parse(argv: Sequence[str]) -> Any:
     """Have Megatron parse and validate its flags and build its tokenizer. Returns Megatron's args.
 
-    Raises RankError with USAGE if Megatron rejects a flag, BAD_DATA if the tokenizer or a data file is
-    missing, and OSError for a volume that cannot be read for a while.
+    Raises RankError with USAGE if Megatron rejects a flag, BAD_DATA if the tokenizer is missing or
+    wrong or a data file is missing, and OSError for a volume that cannot be read for a while.
     """
     sys.argv = ["megatron-train", *argv]
     argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign,assignment]
@@ -47,12 +48,23 @@ def parse(argv: Sequence[str]) -> Any:
         if is_temporary(error):
             raise
         _require_reachable(value_of(argv, "tokenizer-model"))
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) or _is_of_tokenizer(error):
             raise RankError(ExitCode.BAD_DATA, f"tokenizer: {describe(error)}") from error
         raise flags_refused(error) from error
     _require_vocabulary(args)
     _require_data(args)
     return args
+
+
+def _is_of_tokenizer(error: Exception) -> bool:
+    """Whether files of a tokenizer are missing or wrong: Megatron and sentencepiece raise these types then.
+
+    Others, as that of an unknown prompt format, are of flags.
+    """
+    if isinstance(error, NotImplementedError) or not isinstance(error, (ValueError, RuntimeError)):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("/core/tokenizers/text/libraries/" in frame.filename for frame in frames)
 
 
 def _require_reachable(tokenizer: str | None) -> None:

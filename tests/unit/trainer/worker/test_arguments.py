@@ -112,6 +112,21 @@ def test_a_tokenizer_whose_volume_is_away_is_no_missing_one(
     assert classify(parsing(tmp_path / "tokenizer")).code == ExitCode.WORKER_DIED
 
 
+def test_a_tokenizer_that_is_missing_or_wrong_is_no_wrong_flag(
+    parsing: Callable[[Path], BaseException], tmp_path: Path
+) -> None:
+    from megatron_trainer.worker.failures import classify
+
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "tokenizer_config.json").write_text("{")
+    for folder in (tmp_path / "gone", tmp_path / "damaged"):
+        failure = classify(parsing(folder))
+        assert failure.code == ExitCode.BAD_DATA
+        assert str(failure).startswith(
+            f"tokenizer: Unable to instantiate HuggingFace AutoTokenizer for {folder}"
+        )
+
+
 @pytest.mark.parametrize(
     ("code", "ends"), [(errno.EIO, ExitCode.WORKER_DIED), (errno.ENOENT, ExitCode.USAGE)]
 )
