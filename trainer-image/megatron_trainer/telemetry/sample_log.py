@@ -129,10 +129,17 @@ class SampleLog:
         return line if self._state == TRAINED else line | {"state": self._state}
 
     def _is_full(self) -> bool:
-        if not self._full and self._path.exists() and self._path.stat().st_size > MOST_BYTES:
+        if not self._full and self._size() > MOST_BYTES:
             self._full = True
             print(f"megatron-train: {self._path} has {MOST_BYTES:,} bytes: no more is recorded", flush=True)
         return self._full
+
+    def _size(self) -> int:
+        """Bytes of the file; 0 without one, and while its volume fails, which the next write reports."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
 
 
 def _start_line(start: Start) -> dict[str, Any]:

@@ -301,7 +301,8 @@ class MegatronHooks:
     def close(self) -> None:
         """Write what is left to write, when the rank ends, unless its launcher was replaced meanwhile."""
         if self._samples.is_recording:
-            with contextlib.suppress(LeaseLostError):
+            # An error of the volume would hide the one that ends the rank.
+            with contextlib.suppress(LeaseLostError, OSError):
                 self._require_lease()
                 self._samples.close(self.stepping, get_args().save)
 

@@ -1,8 +1,11 @@
 """What samples the iterations of a run have read, as its ranks record it over restarts."""
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from megatron_trainer.data.sample_history import SampleHistory, difference
@@ -177,6 +180,25 @@ def test_a_full_file_gets_no_more_lines(
     train(tmp_path, start(2, 4, ranks=1), 8)
     assert (tmp_path / NAME.format(0)).stat().st_size == size
     assert "has 100 bytes: no more is recorded" in capsys.readouterr().out
+
+
+def test_an_error_of_the_volume_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> NoReturn:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    log = SampleLog(tmp_path, 0, start(ranks=1))
+    log.add(1, range(4), None, TRAINED)
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "stat", fail)
+        failing.setattr(Path, "open", fail)
+        log.add(2, range(4, 8), None, TRAINED)
+        log.flush()
+    assert "cannot append" in capsys.readouterr().out
+    log.add(3, range(8, 12), None, TRAINED)
+    log.flush()
+    assert SampleHistory(tmp_path).places() == {at: list(range(at * 4 - 4, at * 4)) for at in (1, 2, 3)}
 
 
 def test_a_difference_names_the_first_iteration() -> None:

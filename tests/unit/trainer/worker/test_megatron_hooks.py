@@ -1,10 +1,12 @@
 """Ranks of a launcher that was replaced during a save write no further file of it."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from megatron_contract.environment import PROGRESS_FILE, SAMPLES_DIR, VALIDATION_FILE
@@ -121,6 +123,14 @@ def test_a_rank_that_was_frozen_before_the_tracker_does_not_write_it(rank: Rank)
     with pytest.raises(LeaseLostError):
         rank.save_checkpoint(body)
     assert not (rank.save / TRACKER).exists()
+
+
+def test_a_rank_that_ends_keeps_its_error_where_its_samples_cannot_be_written(rank: Rank) -> None:
+    def fail(*_args: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    rank.hooks._samples = SimpleNamespace(is_recording=True, close=fail)  # type: ignore[assignment]
+    rank.hooks.close()
 
 
 @pytest.mark.parametrize("replaced", [False, True])
