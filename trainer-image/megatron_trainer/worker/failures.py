@@ -20,6 +20,7 @@ from megatron_trainer.worker.megatron_hooks import (
     UnreadableCheckpointError,
     WrongCheckpointError,
 )
+from megatron_trainer.worker.read_errors import is_temporary_in_step
 
 # Exit code of Megatron's rerun state machine (megatron.core.rerun_state_machine).
 FAILED_ON_RESULT_VALIDATION = 17
@@ -105,10 +106,11 @@ def classify(error: BaseException) -> RankError:
 def classify_in_step(error: Exception, stepping: int | None) -> RankError:
     """Classify an error raised while the step of iteration `stepping` ran: there it may recur.
 
-    An error of the device or of its libraries names no iteration: an older checkpoint would not help.
+    An error of the device, of its libraries or of a volume names no iteration: an older checkpoint would not
+    help.
     """
     failure = classify(error)
-    recurs = classify_error(str(failure)).source is ErrorSource.OTHER
+    recurs = classify_error(str(failure)).source is ErrorSource.OTHER and not is_temporary_in_step(error)
     if recurs and failure.code in (ExitCode.WORKER_DIED, ExitCode.LOSS_NOT_FINITE):
         failure.iteration = stepping
     return failure

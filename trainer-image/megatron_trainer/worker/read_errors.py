@@ -1,6 +1,7 @@
 """Whether what cannot be read is at fault, or the volume that it is on."""
 
 import errno
+import re
 from typing import Final
 
 _OF_VOLUMES: Final = frozenset(
@@ -8,15 +9,32 @@ _OF_VOLUMES: Final = frozenset(
 )
 """Errors of disks, and of mounts whose server or daemon does not respond. Those of a hub that cannot be
 reached are others: a refused connection, an unknown name, no route."""
+_NUMBER: Final = re.compile(r"\[Errno (\d{1,4})\]")
+_LOADER: Final = "DataLoader worker"
+_KILLED: Final = "killed by signal: Bus error"
+"""What the kernel does to a process that reads a mapped file which its volume does not return."""
 
 
 def is_temporary(error: BaseException) -> bool:
     """Whether an error, or one that it was raised for, is of a volume: a retry may read it."""
-    seen: list[BaseException] = []
+    return any(isinstance(each, OSError) and each.errno in _OF_VOLUMES for each in _chain(error))
+
+
+def is_temporary_in_step(error: BaseException) -> bool:
+    """The same, also of an error that a process of the data loader met: the rank gets its text alone."""
+    return is_temporary(error) or any(_is_of_loader(str(each)) for each in _chain(error))
+
+
+def _is_of_loader(text: str) -> bool:
+    numbers = {int(number) for number in _NUMBER.findall(text)}
+    return _LOADER in text and (_KILLED in text or not numbers.isdisjoint(_OF_VOLUMES))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, and those that it was raised for."""
+    chain: list[BaseException] = []
     each: BaseException | None = error
-    while each is not None and each not in seen:
-        if isinstance(each, OSError) and each.errno in _OF_VOLUMES:
-            return True
-        seen.append(each)
+    while each is not None and each not in chain:
+        chain.append(each)
         each = each.__cause__ or each.__context__
-    return False
+    return chain

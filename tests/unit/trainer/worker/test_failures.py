@@ -1,6 +1,9 @@
 """What a rank's exception means: for its node, for its iteration and for the checkpoint that it loaded."""
 
+import errno
+import os
 import pickle
+import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +40,77 @@ def test_an_error_of_the_program_in_a_step_names_its_iteration() -> None:
 
     failure = classify_in_step(RuntimeError("sample 7 cannot be read"), stepping=7)
     assert (failure.iteration, failure.evidence) == (7, None)
+
+
+def raised_reading(read: Callable[[], object]) -> Exception:
+    """The error that a rank gets of a sample which a process of its data loader could not read."""
+    from torch._utils import ExceptionWrapper
+
+    try:
+        read()
+    except Exception:
+        sent = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(Exception, match="in DataLoader worker") as raised:
+        sent.reraise()
+    return raised.value
+
+
+class Killed:
+    """A dataset whose reading process is killed."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _index: int) -> None:
+        os.kill(os.getpid(), self._number)
+
+
+def raised_as_killed(number: signal.Signals) -> Exception:
+    """The error that a rank gets whose data loader loses a process."""
+    from torch.utils.data import DataLoader
+
+    samples: Any = Killed(number)
+    with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
+        next(iter(DataLoader(samples, num_workers=1, multiprocessing_context="fork")))
+    return raised.value
+
+
+def fail_while_handled(code: int) -> None:
+    """As a library does that takes what it cannot read for a wrong sample."""
+    try:
+        raise OSError(code, os.strerror(code))
+    except OSError as error:
+        raise ValueError("no sample") from error
+
+
+def test_an_error_of_the_volume_in_a_step_names_no_iteration() -> None:
+    from megatron_trainer.worker.failures import classify_in_step
+
+    errors = [
+        OSError(errno.EIO, os.strerror(errno.EIO)),
+        raised_reading(lambda: fail(OSError(errno.EIO, os.strerror(errno.EIO)))),
+        raised_reading(lambda: fail_while_handled(errno.ESTALE)),
+        raised_as_killed(signal.SIGBUS),
+    ]
+    for error in errors:
+        failure = classify_in_step(error, stepping=205)
+        assert (failure.code, failure.iteration) == (ExitCode.WORKER_DIED, None)
+
+
+def test_a_sample_that_is_missing_or_wrong_names_its_iteration() -> None:
+    from megatron_trainer.worker.failures import classify_in_step
+
+    errors = [
+        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)),
+        raised_reading(lambda: fail_while_handled(errno.ENOENT)),
+        raised_reading(lambda: fail(ValueError("sample 7 has 5 tokens"))),
+        raised_as_killed(signal.SIGSEGV),
+    ]
+    for error in errors:
+        assert classify_in_step(error, stepping=205).iteration == 205
 
 
 def test_a_network_error_of_nccl_is_a_lost_peer() -> None:
