@@ -1,7 +1,6 @@
 """Manages the checkpoint directory for a pod's launcher: where to start, what to keep, what to report."""
 
 import contextlib
-import errno
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from megatron_trainer.checkpoints.volume import (
     describe_shortage,
     describe_write_error,
     directory_size,
+    is_full,
+    names_full,
     probe,
     retry_until_writable,
 )
@@ -126,7 +127,7 @@ class CheckpointManager:
         restart = plan_restart(
             journal.policy,
             state.report,
-            self._complete_checkpoints(),
+            self._complete_checkpoints(state.report),
             self._flags.train_iters,
             self._settings.loss_on_repeat,
         )
@@ -138,7 +139,7 @@ class CheckpointManager:
             self._roll_back(restart.start, state.report.cause if state.report else "")
         return self._check_start(restart.start, restart.skip, restart.why), restart.skip
 
-    def _complete_checkpoints(self) -> list[int]:
+    def _complete_checkpoints(self, report: FailureReport | None) -> list[int]:
         """Repair the directories once they are writable. Returns the newest complete iterations, descending.
 
         Raises RunEndedError if the lease is lost or the directory stays unwritable, OSError if it cannot be
@@ -155,8 +156,9 @@ class CheckpointManager:
             raise self._fence(error) from error
         except OSError as error:
             raise RunEndedError(Ending(ExitCode.WORKER_DIED, describe_write_error(save, error))) from error
+        was_full = report is not None and names_full(report.cause)
         complete: set[int] = set()
-        complete.update(*(self._repair(directory) for directory in self._directories()))
+        complete.update(*(self._repair(directory, was_full) for directory in self._directories()))
         return sorted(complete, reverse=True)
 
     def _require_lease(self) -> None:
@@ -230,23 +232,26 @@ class CheckpointManager:
         if directory.is_dir():
             selection.prune_set_aside(directory, kept, self._log)
 
-    def _repair(self, directory: Path) -> list[int]:
+    def _repair(self, directory: Path, was_full: bool) -> list[int]:
         """Set broken checkpoints aside; delete those if the volume has no space for another one.
 
-        Returns the newest complete iterations, newest first. Raises RunEndedError, OSError.
+        `was_full`: the last save failed for lack of space, which a quota does not show before. Returns the
+        newest complete iterations, newest first. Raises RunEndedError, OSError.
         """
         ckpt_format = self._flags.ckpt_format
         try:
             choice = selection.choose(directory, ckpt_format, self._require_lease)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if not is_full(error):
                 raise
             selection.prune_set_aside(directory, 0, self._log)
             choice = selection.choose(directory, ckpt_format, self._require_lease)
         for repair in choice.repairs:
             self._log(repair)
         self._prune_set_aside(directory)
-        if choice.iteration is not None:
+        if was_full and directory.is_dir():
+            selection.prune_set_aside(directory, 0, self._log)
+        elif choice.iteration is not None:
             size = directory_size(selection.directory(directory, choice.iteration))
             if describe_shortage(directory, size):
                 selection.prune_set_aside(directory, 0, self._log)

@@ -2,13 +2,19 @@
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 # Factor by which the next checkpoint may be larger than the last: data loader state, file names.
 MARGIN = 1.1
+# In the cause of a failed save.
+SAVE_FAILED = "a checkpoint could not be written"
 _POLL_SECONDS = 0.5
+_FULL = re.compile(
+    rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT})\]|no space left on device|quota exceeded", re.IGNORECASE
+)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -44,6 +50,19 @@ def describe_shortage(save: Path, last_checkpoint: int) -> str | None:
     )
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a write failed because the volume is full, or the user's quota on it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def names_full(cause: str) -> bool:
+    """Whether a save failed by such an error, by the cause of a failure: `free_bytes` does not count a quota.
+
+    Shared memory may have no space left either.
+    """
+    return SAVE_FAILED in cause and _FULL.search(cause) is not None
+
+
 def probe(save: Path) -> None:
     """Raise OSError if no file can be written in `save`: server away, read-only mount, permissions.
 
@@ -54,7 +73,7 @@ def probe(save: Path) -> None:
         file.write_bytes(b"x")
         file.unlink()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
 
 

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_trainer.checkpoints.checkpoint_lease import LeaseLostError
 from megatron_trainer.checkpoints.load_errors import caused_by_content
-from megatron_trainer.checkpoints.volume import format_bytes, free_bytes
+from megatron_trainer.checkpoints.volume import SAVE_FAILED, format_bytes, free_bytes
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.secret_values import scrub
 from megatron_trainer.telemetry.rank_failure import RankFailure
@@ -171,7 +171,7 @@ def _checkpoint_failure(error: CheckpointException) -> RankError:
     others are just notified.
     """
     loading = any(_is_load(frame) for frame in traceback.extract_tb(error.__traceback__))
-    what = "weights could not be loaded" if loading else "a checkpoint could not be written"
+    what = "weights could not be loaded" if loading else SAVE_FAILED
     if not error.failures:
         return RankError(ExitCode.PEER_LOST, f"{what}, another rank reports why")
     message = describe(error).rpartition("RuntimeError: ")[2][:_MAX_CAUSE_CHARACTERS]

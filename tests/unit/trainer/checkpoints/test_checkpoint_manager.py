@@ -5,12 +5,13 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_trainer import flags, settings
-from megatron_trainer.checkpoints import checkpoint_manager, selection
+from megatron_trainer.checkpoints import checkpoint_manager, selection, volume
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.rendezvous.state import RunEndedError, State
@@ -83,6 +84,45 @@ def test_a_broken_non_persistent_checkpoint_is_deleted_because_megatron_reads_al
     (run.fast / "iter_0000024" / ".metadata").unlink()
     assert run.start() == 22
     assert sorted(path.name for path in run.fast.iterdir()) == ["iter_0000022", selection.TRACKER]
+
+
+def broken(run: Run) -> list[str]:
+    return [path.name for path in run.save.glob("*.broken-*")]
+
+
+@pytest.mark.parametrize(
+    ("cause", "left"),
+    [
+        ("a checkpoint could not be written ([Errno 122] Disk quota exceeded); 2.0 TiB free", 0),
+        ("a checkpoint could not be written (No space left on device); 2.0 TiB free", 0),
+        ("RuntimeError: unable to write to file </torch_1>: No space left on device (28)", 1),
+        ("a checkpoint could not be written ([Errno 5] Input/output error); 2.0 TiB free", 1),
+    ],
+)
+def test_a_quota_that_is_used_up_is_a_full_volume(
+    cause: str, left: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """statvfs counts the free space of the volume, not that of a quota."""
+    monkeypatch.setattr(volume, "free_bytes", lambda _path: 2 << 40)
+    (run.save / "iter_0000020" / ".metadata").unlink()
+    assert run.start(FailureReport(FailureKind.RANK, cause, 0, 0)) == 24
+    assert len(broken(run)) == left
+
+
+def test_a_quota_that_prevents_a_repair_is_freed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume, "free_bytes", lambda _path: 2 << 40)
+    choose = selection.choose
+    write_checkpoint(run.save, 30)
+    (run.save / "iter_0000030").rename(run.save / "iter_0000030.broken-1")
+
+    def write(*args: Any) -> selection.Choice:
+        if broken(run):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return choose(*args)
+
+    monkeypatch.setattr(selection, "choose", write)
+    assert run.start() == 24
+    assert broken(run) == []
 
 
 def test_a_rollback_sets_newer_checkpoints_of_both_directories_aside(run: Run) -> None:
