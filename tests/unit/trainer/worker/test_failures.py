@@ -86,6 +86,7 @@ def fail_while_handled(code: int) -> None:
         raise ValueError("no sample") from error
 
 
+@pytest.mark.forks
 def test_an_error_of_the_volume_in_a_step_names_no_iteration() -> None:
     from megatron_trainer.worker.failures import classify_in_step
 
@@ -100,6 +101,7 @@ def test_an_error_of_the_volume_in_a_step_names_no_iteration() -> None:
         assert (failure.code, failure.iteration) == (ExitCode.WORKER_DIED, None)
 
 
+@pytest.mark.forks
 def test_a_sample_that_is_missing_or_wrong_names_its_iteration() -> None:
     from megatron_trainer.worker.failures import classify_in_step
 
