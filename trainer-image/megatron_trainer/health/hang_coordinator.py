@@ -9,6 +9,7 @@ import json
 import shutil
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,11 +97,12 @@ class HangCoordinator:
             self._answered = state.generation
             self._silent = self._watchdog.silent_seconds()
             self._detected_at = time.time()
-            ranks = self._collect()
+            ranks = self._collect_if_possible()
             self._gang.store.set(
                 f"{key}/{self._gang.node_rank}", json.dumps([rank.brief() for rank in ranks])
             )
-            self._store_stacks(ranks, folder)
+            if ranks:
+                self._store_stacks(ranks, folder)
             self._answer_deadline = time.monotonic() + _ANSWER_SECONDS
         answered = self._gang.store.reached(key, self._gang.nodes)
         waiting = time.monotonic() < self._answer_deadline and not answered
@@ -110,11 +112,19 @@ class HangCoordinator:
         self._detected_at = None
         return report
 
+    def _collect_if_possible(self) -> list[RankState]:
+        """Collect the stacks of this pod's ranks; none if that fails, since the hang must be reported."""
+        try:
+            return self._collect()
+        except Exception:
+            self._log(f"the stacks of hanging ranks cannot be collected:\n{traceback.format_exc()}")
+            return []
+
     def _report(self, key: str, folder: str, detected_at: float) -> FailureReport:
         answers = sorted(self._gang.store.children(key).items(), key=lambda answer: int(answer[0]))
         ranks = [RankState.from_brief(brief) for _, text in answers for brief in json.loads(text)]
         stalled = find_stalled_rank(ranks)
-        stored_in = None if self._save is None else self._save / folder
+        stored_in = None if self._save is None or not ranks else self._save / folder
         return FailureReport(
             FailureKind.HANG,
             describe_hang(stalled, self._silent, stored_in, ranks),

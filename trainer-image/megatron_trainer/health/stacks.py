@@ -29,6 +29,7 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in an uninterrupt
 NO_ANSWER = "  no answer to the request for its stacks"
 MAIN_THREAD = "Main thread:"
 """First line of the stacks of a rank whose main thread is known."""
+_THREAD = re.compile(r"hread 0x(?P<ident>[0-9a-f]+)")
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
 # A main thread with one of these frames waits for other ranks: torch's own, and what measures their waits.
 _COLLECTIVE_FRAME = re.compile(r"\(.*torch/distributed/|measured_collective \(.*/worker/step_phases\.py:")
@@ -198,12 +199,15 @@ def _reported_collectives(folder: Path, ranks: Sequence[int]) -> dict[int, Colle
 
 
 def main_frames(stacks: str, main_thread: str) -> list[str]:
-    """Return the main thread's frames (hexadecimal ident), innermost first, as `function (file:line)`."""
+    """Return the main thread's frames (hexadecimal ident), innermost first, as `function (file:line)`.
+
+    The stacks may end anywhere: faulthandler writes them in pieces.
+    """
     frames: list[str] = []
     inside = False
     for line in stacks.splitlines():
-        if "hread 0x" in line:
-            inside = bool(main_thread) and int(line.split("0x")[1].split()[0], 16) == int(main_thread, 16)
+        if thread := _THREAD.search(line):
+            inside = bool(main_thread) and int(thread["ident"], 16) == int(main_thread, 16)
         elif inside and (match := _FRAME.match(line)):
             frames.append(f"{match['function']} ({match['file']}:{match['line']})")
     return frames
@@ -228,8 +232,8 @@ def find_stalled_rank(states: Sequence[RankState]) -> RankState | None:
     the one with the fewest iterations. A rank that trains alone waits for itself: its collectives are
     recorded too.
     """
-    if len(states) == 1:
-        return states[0]
+    if len(states) <= 1:
+        return next(iter(states), None)
     unresponsive = [each for each in states if each.state != "running" or not each.answered]
     if unresponsive:
         return min(unresponsive, key=lambda each: (each.state == "running", each.iteration or 0, each.rank))

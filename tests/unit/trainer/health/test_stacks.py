@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from megatron_trainer.health import stacks
 from megatron_trainer.health.collectives import Collectives, Waiting
-from megatron_trainer.health.stacks import RankState, collect_stacks, describe_hang, find_stalled_rank
+from megatron_trainer.health.stacks import (
+    RankState,
+    collect_stacks,
+    describe_hang,
+    find_stalled_rank,
+    main_frames,
+    main_thread_first,
+)
 from megatron_trainer.telemetry.reporter import STACKS_ENV
 
 PROGRAM = """
@@ -90,6 +97,21 @@ def test_no_thread_of_a_rank_is_woken_up_while_its_stacks_are_read(
     monkeypatch.setattr(stacks, "_ask_for_collectives", lambda *_: done.append("its thread wakes up"))
     collect_stacks({0: os.getpid()}, 0, {}, tmp_path, lambda: done.append("stacks are requested"))
     assert done == ["stacks are requested", "stacks are read", "its thread wakes up"]
+
+
+def test_stacks_that_were_read_while_faulthandler_wrote_them_have_the_frames_up_to_there() -> None:
+    full = (
+        'Thread 0x00007f0000000001 (most recent call first):\n  File "a.py", line 1 in waits\n\n'
+        "Current thread 0x00007f0000000002 (most recent call first):\n"
+        '  File "b.py", line 2 in reads\n  File "c.py", line 3 in trains\n'
+    )
+    frames = ["reads (b.py:2)", "trains (c.py:3)"]
+    for end in range(len(full) + 1):
+        written = full[:end]
+        main_thread_first(written, "7f0000000002")
+        found = main_frames(written, "7f0000000002")
+        assert not written.endswith("\n") or found == frames[: len(found)]
+    assert found == frames
 
 
 def rank(number: int, iteration: int = 5, **fields: object) -> RankState:
