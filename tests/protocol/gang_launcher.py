@@ -189,7 +189,10 @@ def follow_generation(config: Config, state: State, name: str) -> States:
 
 
 def notice_dead_ranks(config: Config, state: State, name: str) -> States:
-    """GangAgent._check_ranks: stop the other ranks, then report the failure."""
+    """GangAgent._check_ranks and the stop of the other ranks.
+
+    The launcher reports the failure before they are stopped, and joins after both.
+    """
     process = awake(state, name)
     if process is None or process.phase != g.RUN:
         return NO

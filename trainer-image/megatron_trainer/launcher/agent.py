@@ -124,9 +124,10 @@ class GangAgent(RankGroup):
             if restart:
                 self._log(f"{restart.why}: stopping the ranks for a new rendezvous")
                 self._status.set(phase="rendezvous", message=restart.why, rank_restarts=self._restarts)
-                self._stop()
+                # First: the others need not wait for a rank that takes long to end. They meet no sooner.
                 if restart.report is not None:
                     self._gang.advance(restart.report)
+                self._stop()
                 self._restart_workers(group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -233,11 +234,18 @@ class GangAgent(RankGroup):
 
         The other pods stop their ranks and wait for the replacement.
         """
-        self._stop()
         if report is not None:
             report = replace(report, cause=ending.message)
             self._gang.advance(report)
+        self._shutdown()
         raise RunEndedError(ending, report)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
+        """Stop the ranks as far as possible: an error would replace the one with which the agent ends."""
+        try:
+            super()._shutdown(death_sig)
+        except ForkServerLostError as error:
+            self._log(f"the ranks were not stopped: {error}")
 
     def _classify(self, result: RunResult) -> Ending:
         self._events.drain()
