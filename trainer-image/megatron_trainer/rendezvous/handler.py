@@ -112,7 +112,9 @@ class GangRendezvous(RendezvousHandler):
             if plan is not None:
                 self.plan = plan
                 self._started = self.generation
-                info = RendezvousStoreInfo(_address(self.master_addr), plan.master_port)
+                # While DNS is slow, a lookup delays heartbeats. Those of node 0 are not checked.
+                address = self.store.host_address or _address(self.master_addr)
+                info = RendezvousStoreInfo(address, plan.master_port)
                 return RendezvousInfo(None, self.node_rank, self.nodes, info)
 
     def _join(self, deadline: float) -> GenerationPlan | None:

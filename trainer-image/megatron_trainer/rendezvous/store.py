@@ -72,6 +72,11 @@ class _Connection:
         """Close the connection."""
         self._socket.close()
 
+    @property
+    def peer(self) -> str:
+        """The address of the other end."""
+        return str(self._socket.getpeername()[0])
+
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
         self._socket.settimeout(OPERATION_TIMEOUT)
@@ -140,6 +145,16 @@ class GangStore:
     def connected(self) -> bool:
         """Whether there is a connection that has not failed."""
         return self._connection is not None
+
+    @property
+    def host_address(self) -> str | None:
+        """The address of the Master pod, by the connection. None on that pod itself, or without one."""
+        if self._host or self._connection is None:
+            return None
+        try:
+            return self._connection.peer
+        except OSError:
+            return None
 
     @property
     def requests(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import ip_address
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
@@ -57,9 +57,13 @@ def pod(
 
 
 class Rendezvous:
-    """Runs the rendezvous of several pods at once; `join` returns the plan or the ending of each."""
+    """Runs the rendezvous of several pods at once; `join` returns the plan or the ending of each.
+
+    `addresses` are those that the ranks of each get.
+    """
 
     def __init__(self, *pods: GangRendezvous) -> None:
+        self.addresses: dict[int, str] = {}
         self._outcomes: dict[int, object] = {}
         self._threads = [threading.Thread(target=self._go, args=(each,), daemon=True) for each in pods]
         for thread in self._threads:
@@ -67,7 +71,8 @@ class Rendezvous:
 
     def _go(self, each: GangRendezvous) -> None:
         try:
-            each.next_rendezvous()
+            info = each.next_rendezvous()
+            self.addresses[each.node_rank] = info.bootstrap_store_info.master_addr
             self._outcomes[each.node_rank] = each.plan
         except RunEndedError as ended:
             self._outcomes[each.node_rank] = ended.ending
@@ -286,6 +291,29 @@ def test_ranks_get_the_address_of_the_master_pod_and_not_its_name(port: int) -> 
 def test_ranks_get_the_name_while_it_does_not_resolve(port: int) -> None:
     single = replace(pod(port, 0, nodes=1), master_addr="no-such-host.invalid")
     assert single.next_rendezvous().bootstrap_store_info.master_addr == "no-such-host.invalid"
+
+
+def test_a_worker_sends_heartbeats_while_dns_is_slow(
+    met: list[GangRendezvous], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 0 would start another generation after SILENCE_SECONDS."""
+    released, lookup = threading.Event(), socket.getaddrinfo
+
+    def slow(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "slow.invalid":
+            released.wait()
+        return lookup(name, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    master, worker = met[0], replace(met[1], master_addr="slow.invalid")
+    worker.advance(KILLED)
+    rendezvous = Rendezvous(master, worker)
+    try:
+        rendezvous.join()
+    finally:
+        released.set()
+    assert ip_address(rendezvous.addresses[1]).is_loopback
+    assert [worker.poll(), master.poll()] == [State(2, KILLED)] * 2
 
 
 def test_the_state_survives_serialization() -> None:
