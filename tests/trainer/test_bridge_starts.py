@@ -174,3 +174,12 @@ def test_adapters_of_another_rank_are_refused_with_both_values(new_run: NewRun, 
     run = new_run("peft", **LORA | {"peft__dim": 4}, **{FROM: str(adapted.save)})
     run.run_to_end(int(ExitCode.BAD_DATA))
     assert "have dim 8, and this run has 4; set peft to theirs" in run.termination(0)["message"]
+
+
+def test_a_run_starts_from_the_beginning_once_its_only_checkpoint_is_set_aside(new_run: NewRun) -> None:
+    run = new_run("pretrain", train__train_iters=SAVED_EVERY)
+    run.run_to_end()
+    (run.save / f"iter_{SAVED_EVERY:07}" / "run_config.yaml").unlink()
+    run.run_to_end()
+    assert sorted(run.losses()) == [1, SAVED_EVERY]
+    assert all(first == second for first, second in run.losses().values())

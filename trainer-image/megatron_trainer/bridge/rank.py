@@ -94,7 +94,16 @@ def _configure(argv: Sequence[str], start: Start) -> Any:
         if config.peft is None:
             config.checkpoint.pretrained_checkpoint = None
         _load_what_was_saved(config)
+    elif _has_nothing_to_load(config.checkpoint):
+        config.checkpoint.load = None
     return config
+
+
+def _has_nothing_to_load(checkpoint: Any) -> bool:
+    """Whether a first start would load from where it saves: a file of Bridge's names what was set aside."""
+    if None in (checkpoint.load, checkpoint.save) or Path(checkpoint.load) != Path(checkpoint.save):
+        return False
+    return selection.read_tracker(Path(checkpoint.save)) != selection.RELEASE
 
 
 def _has_corpus(run: BridgeRun, config: Any) -> bool:
