@@ -175,10 +175,17 @@ class Api:
         return dict(self.request("POST", self._path_of(body), body, **query))
 
     def patch(
-        self, kind: str, namespace: str | None, name: str, body: Object, subresource: str = ""
+        self,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        body: Object,
+        subresource: str = "",
+        manager: str = "",
     ) -> Object:
-        """JSON merge patch of an object or its subresource. Raises ApiError."""
+        """JSON merge patch of an object or its subresource, as the manager of its fields. Raises ApiError."""
         path = self.path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
+        path += f"?fieldManager={manager}" if manager else ""
         return dict(self.request("PATCH", path, body, "application/merge-patch+json"))
 
     def delete(self, kind: str, namespace: str | None, name: str, **options: Any) -> None:

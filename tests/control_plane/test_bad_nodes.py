@@ -191,8 +191,8 @@ def test_the_api_server_records_who_cordoned_a_node_last(world: World, pool: Cal
     [name] = nodes.nodes
     found = NodeEvidence(evidence=Evidence.DEVICE_MEMORY, cause=ECC, time=timestamp(time.time()))
     patch = cordon_patch(world.api.get("Node", None, name), found, time.time())
-    path = f"{world.api.path('Node', None, name)}?fieldManager={FIELD_MANAGER}"
-    world.api.request("PATCH", path, patch, "application/merge-patch+json")
+    assert patch is not None
+    world.api.patch("Node", None, name, patch, manager=FIELD_MANAGER)
     assert is_own_cordon(world.api.get("Node", None, name))
     nodes.uncordon(name)
     nodes.cordon(name)

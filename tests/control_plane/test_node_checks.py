@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from megatron_operator.api.labels import (
     ANNOTATION_NODE_CHECK,
+    FIELD_MANAGER,
     LABEL_CORDONED_AT,
     LABEL_NODE_CHECK,
 )
@@ -52,7 +53,7 @@ def cordon(api: Api, name: str) -> None:
     evidence = NodeEvidence(evidence="DeviceMemory", cause="ECC", time=timestamp(at))
     patch = cordon_patch(api.get("Node", None, name), evidence, at)
     assert patch is not None
-    api.patch("Node", None, name, patch)
+    api.patch("Node", None, name, patch, manager=FIELD_MANAGER)
 
 
 def admitted(api: Api, namespace: str) -> bool:
