@@ -62,6 +62,10 @@ class ApiStandIn:
         """How many of the next watches lose their connection at once."""
         self.expired = False
         """Whether the next watch is refused because its version is too old."""
+        self.failing: list[int] = []
+        """Statuses with which the next lists and watches are refused."""
+        self.watched: list[bytes] = []
+        """All that each of the next watches has, before it ends."""
         self.url = ""
 
     @contextmanager
@@ -177,6 +181,8 @@ class ApiStandIn:
         await self._note(request)
         if self.aborting:
             _break_connection(request)
+        if self.failing:
+            return _error(self.failing.pop(0), "InternalError", "etcdserver: leader changed")
         name = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
         if "watch" in request.query:
             return await self._watch(request, name, ends)
@@ -195,6 +201,9 @@ class ApiStandIn:
         response = web.StreamResponse()
         await response.prepare(request)
         since = int(request.query["resourceVersion"])
+        if self.watched:
+            await response.write(self.watched.pop(0))
+            return response
         if self.broken_watches:
             self.broken_watches -= 1
             _break_connection(request)

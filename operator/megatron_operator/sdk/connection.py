@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -32,6 +33,8 @@ KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15
 """When TCP asks a silent peer, in seconds, and how often; macOS has TCP_KEEPALIVE for TCP_KEEPIDLE."""
 RETRY_DELAYS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Seconds before each attempt to restore a watch; after the last one the error is raised."""
+SHORT_WATCH: Final = 1.0
+"""Seconds: after a watch that was shorter, this long a pause, so that a server is not asked without end."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LOST: Final = (OSError, aiohttp.ClientError)
 
@@ -191,7 +194,8 @@ class AsyncConnection:
     async def changes(self, namespace: str, name: str) -> AsyncGenerator[Object | None]:
         """The recipe now and after each change; None, and the end, when it does not exist.
 
-        Raises ApiError, and ClusterUnreachableError when a lost watch cannot be restored.
+        A server that is overloaded, or fails (429, 5xx), counts as a lost connection. Raises ApiError, and
+        ClusterUnreachableError when a lost watch cannot be restored.
         """
         failures = 0
         while True:
@@ -204,6 +208,7 @@ class AsyncConnection:
                     yield item
                 if not found["items"]:
                     return
+                began = time.monotonic()
                 async with aclosing(self._watch(namespace, name, found)) as events:
                     async for item in events:
                         failures = 0
@@ -211,8 +216,9 @@ class AsyncConnection:
                         if item is None:
                             return
                 failures = 0
-            except ClusterUnreachableError:
-                if failures >= len(RETRY_DELAYS):
+                await pause_after_watch(began)
+            except (ClusterUnreachableError, ApiError) as error:
+                if failures >= len(RETRY_DELAYS) or not _is_temporary(error):
                     raise
                 await asyncio.sleep(RETRY_DELAYS[failures])
                 failures += 1
@@ -228,14 +234,9 @@ class AsyncConnection:
         path = RECIPES.path(namespace)
         async with self.client() as api, aclosing(api.lines(path, query, SILENCE)) as lines:
             async for line in lines:
-                event = json_documents.loads(line)
-                if event["type"] == "ERROR":
-                    status = event["object"]
-                    if status.get("code") == 410:  # the version is too old: list again
-                        return
-                    raise ApiError(
-                        int(status.get("code") or 500), str(status.get("reason")), str(status.get("message"))
-                    )
+                event = watch_event(line)
+                if event is None:
+                    return
                 if event["type"] == "DELETED":
                     yield None
                 elif event["type"] in ("ADDED", "MODIFIED"):
@@ -268,6 +269,35 @@ class AsyncConnection:
         async with self.client() as api, aclosing(api.lines(path, query, silence)) as lines:
             async for line in lines:
                 yield line.decode(errors="replace")
+
+
+def watch_event(line: bytes) -> Object | None:
+    """The event of a line of a watch; None where the version is too old, and must be listed again.
+
+    Raises ApiError of every other error, and ClusterUnreachableError where the line is not complete.
+    """
+    try:
+        event: Object = json_documents.loads(line)
+    except ValueError:
+        raise ClusterUnreachableError("the connection to the API server was lost within an event") from None
+    if event["type"] != "ERROR":
+        return event
+    status = event["object"]
+    code = int(status.get("code") or 500)
+    if code == 410:
+        return None
+    raise ApiError(code, str(status.get("reason")), str(status.get("message")))
+
+
+async def pause_after_watch(began: float) -> None:
+    """Wait after a watch that ended as soon as it began, in monotonic seconds."""
+    if time.monotonic() - began < SHORT_WATCH:
+        await asyncio.sleep(SHORT_WATCH)
+
+
+def _is_temporary(error: ClusterUnreachableError | ApiError) -> bool:
+    """Whether the same request may succeed later, with nothing else changed."""
+    return not isinstance(error, ApiError) or error.status == 429 or error.status >= 500
 
 
 def _keep_alive(response: aiohttp.ClientResponse) -> None:

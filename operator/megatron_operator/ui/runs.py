@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from megatron_operator.api import json_documents
 from megatron_operator.api.status import Plan
 from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import own_pods, trainer_selector
@@ -16,7 +15,14 @@ from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import PODS, RECIPES
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.manifests.job_backends import node_rank
-from megatron_operator.sdk.connection import RETRY_DELAYS, SILENCE, WATCH_SECONDS, AsyncConnection
+from megatron_operator.sdk.connection import (
+    RETRY_DELAYS,
+    SILENCE,
+    WATCH_SECONDS,
+    AsyncConnection,
+    pause_after_watch,
+    watch_event,
+)
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.sdk.losses import loss_points
 from megatron_operator.ui.failure_log import LOG_SECONDS, FailureLog, read_failure_log
@@ -171,7 +177,9 @@ class WatchedRuns:
                 self._replace(namespace, found)
                 self._note(namespace, None)
                 failures = 0
+                began = time.monotonic()
                 await self._watch(namespace, version)
+                await pause_after_watch(began)
             except Exception as error:  # Whatever it is: the page goes on with what it knows.
                 _logger.warning("cannot watch recipes of %s: %s", namespace or "all namespaces", error)
                 self._note(namespace, str(error))
@@ -183,14 +191,14 @@ class WatchedRuns:
         self.problem = next((each for each in self._problems.values() if each), None)
 
     async def _watch(self, namespace: str | None, version: str) -> None:
-        """Take over changes until the API server ends the watch."""
+        """Take over changes until the API server ends the watch. Raises ApiError, ClusterUnreachableError."""
         query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
         path = RECIPES.path(namespace) if namespace else RECIPES.cluster_path()
         async with self._connection.client() as api, aclosing(api.lines(path, query, SILENCE)) as lines:
             async for line in lines:
-                event = json_documents.loads(line)
-                if event["type"] == "ERROR":
-                    return  # Mostly 410, the version is too old: list again.
+                event = watch_event(line)
+                if event is None:
+                    return
                 if event["type"] == "DELETED":
                     self._recipes.pop(key_of(event["object"]), None)
                     self._recorder.delete(event["object"])

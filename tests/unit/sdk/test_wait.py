@@ -1,6 +1,7 @@
 """Waiting for a run over HTTP, and the stream of its progress."""
 
 import pytest
+from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk import (
     ClusterUnreachableError,
     Connection,
@@ -181,6 +182,38 @@ def test_watches_that_break_do_not_end_a_wait_while_the_api_server_responds(
     api.set_status("tiny", phase="Succeeded")
     waiting.join()
     assert run.phase == "Succeeded"
+
+
+def test_an_api_server_that_fails_for_a_while_does_not_end_a_wait(
+    run: Run, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_operator.sdk.connection.RETRY_DELAYS", (0.0,) * 8)
+    failure = b'{"type": "ERROR", "object": {"code": 500, "reason": "InternalError", "message": "etcd"}}\n'
+    api.failing, api.watched = [429, 500, 503], [failure, b'{"type": "MODIFIED", "obj']
+    api.set_status("tiny", phase="Training")
+    waiting = in_background(run.wait)
+    api.wait_for_watch(3)
+    api.set_status("tiny", phase="Succeeded")
+    waiting.join(60)
+    assert run.phase == "Succeeded"
+
+
+def test_an_api_server_that_goes_on_failing_or_refuses_ends_a_wait(
+    run: Run, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_operator.sdk.connection.RETRY_DELAYS", (0.0, 0.0))
+    for refusals, left in (([500] * 9, 6), ([403] * 9, 8)):
+        api.failing = refusals
+        with pytest.raises(ApiError, match=f"{refusals[0]} InternalError: etcdserver: leader changed"):
+            run.wait()
+        assert len(api.failing) == left
+
+
+def test_watches_that_end_at_once_are_not_repeated_without_a_pause(run: Run, api: ApiStandIn) -> None:
+    api.watched = [b""] * 1000
+    with pytest.raises(WaitTimeoutError):
+        run.wait(timeout=0.5)
+    assert len(api.watched) == 999
 
 
 def test_stream_yields_each_change_of_the_progress_until_the_end(run: Run, api: ApiStandIn) -> None:

@@ -115,6 +115,23 @@ async def test_an_expired_version_lists_again(watched: WatchedRuns, api: ApiStan
     await until(lambda: phase(watched) == "Starting")
 
 
+async def test_an_error_within_a_watch_is_a_problem(watched: WatchedRuns, api: ApiStandIn) -> None:
+    failure = b'{"type": "ERROR", "object": {"code": 500, "reason": "InternalError", "message": "etcd"}}\n'
+    api.watched = [failure]
+    await asyncio.to_thread(api.end_watches)
+    await until(lambda: watched.problem is not None)
+    assert watched.problem == "500 InternalError: etcd"
+    await until(lambda: watched.problem is None)
+
+
+@pytest.mark.usefixtures("watched")
+async def test_watches_that_end_at_once_are_not_repeated_without_a_pause(api: ApiStandIn) -> None:
+    api.watched = [b""] * 1000
+    await asyncio.to_thread(api.end_watches)
+    await asyncio.sleep(0.5)
+    assert len(api.watched) >= 999
+
+
 async def test_a_page_of_one_namespace_watches_only_that(run: Run, kubeconfig: Path, api: ApiStandIn) -> None:
     async with AsyncConnection(kubeconfig=kubeconfig) as connection:
         runs = WatchedRuns(connection, ["research"])
