@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.catalog import ResolvedRecipe, load, resolve
@@ -88,3 +89,27 @@ def test_frozen_experts_are_held_in_bf16_and_split_by_expert_parallelism() -> No
     experts = 48 * 128 * 3 * 2048 * 768
     assert one.weights - eight.weights == 2 * experts * 7 // 8
     assert one.gradients == eight.gradients == 4 * 48 * 8 * (2048 + 5120 + 4096 + 2048)
+
+
+def test_tensor_parallelism_that_does_not_divide_the_rank_is_refused() -> None:
+    """`linear_in` of an adapter is a ColumnParallelLinear of `dim` outputs; not so of row-parallel layers."""
+    layout = {"parallelism": {"tensorModelParallelSize": 8}}
+    with pytest.raises(InvalidRecipeError) as refused:
+        planned("llama3-8b-lora", 8, peft={"dim": 4}, **layout)
+    [error] = refused.value.errors
+    assert error.field == "spec.parallelism.tensorModelParallelSize"
+    assert error.message == "8 does not divide peft.dim 4"
+    assert error.fix == "set a divisor of 4, or spec.peft.dim to a multiple of 8"
+    of_projection = {"dim": 4, "targetModules": ["linear_proj"]}
+    assert planned("llama3-8b-lora", 8, peft=of_projection, **layout).tensor_model_parallel_size == 8
+
+
+def test_the_planner_chooses_a_tensor_parallelism_that_divides_the_rank() -> None:
+    long = {"training": {"seqLength": 32768, "microBatchSize": 1}}
+    sizes = {
+        dim: planned("llama3.1-70b-lora", 8, peft={"dim": dim}, **long).tensor_model_parallel_size
+        for dim in (4, 2, 3)
+    }
+    assert sizes[4] == 4
+    assert sizes[2] in (1, 2)
+    assert sizes[3] == 1

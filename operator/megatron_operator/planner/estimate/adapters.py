@@ -17,6 +17,8 @@ from megatron_operator.planner.estimate.parameters import mtp_copies
 
 _AFTER_NORM: Final = frozenset({"linear_qkv", "linear_fc1", "in_proj"})
 """Linear layers whose input is the output of a norm, which sequence parallelism splits over the TP group."""
+_ROW_PARALLEL: Final = frozenset({"linear_proj", "linear_fc2", "out_proj"})
+"""Linear layers whose inputs the tensor-parallel group splits, and of their adapters inputs and outputs."""
 _LATENT: Final = frozenset(
     {
         "linear_q_proj",
@@ -68,6 +70,18 @@ class Adapters:
     def layers(self, shape: ModelShape, kind: LayerKind) -> list[AdaptedLayer]:
         """The linear layers of a layer of this kind that have an adapter."""
         return [each for each in _linear_layers(shape, kind) if each.name in self.modules]
+
+    def splits_rank(self, shape: ModelShape) -> bool:
+        """Whether the tensor-parallel group splits `dim` itself.
+
+        `ParallelLinearAdapter` has a ColumnParallelLinear of `dim` outputs for every layer that is not
+        row-parallel, also where the layer itself is not split.
+        """
+        return any(
+            not each.of_experts and each.name not in _ROW_PARALLEL
+            for kind in {*shape.kinds, *shape.mtp_kinds}
+            for each in self.layers(shape, kind)
+        )
 
     def parameters_of_layer(self, shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
         """Numbers of parameters that one layer trains, on all tensor-parallel ranks together: beside the

@@ -11,6 +11,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.divisors import divisors, set_one_of
+from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds, ffn_of
@@ -67,6 +68,8 @@ class ConstraintContext:
     """Whether the model takes sequence parallelism where it runs."""
     width_multiple: int = 1
     """What widths of linear layers are multiples of on each rank."""
+    adapters: Adapters | None = None
+    """All that is trained, with LoRA."""
 
     @property
     def in_one_nvlink_domain(self) -> bool:
@@ -75,6 +78,13 @@ class ConstraintContext:
         Pod affinity can only place all pods in one domain; it cannot group some of them.
         """
         return self.pod < self.world <= self.nvlink_ranks
+
+    @property
+    def split_rank(self) -> int:
+        """Rank of the adapters that TP splits; 0 where it splits none."""
+        if self.adapters is None or not self.adapters.splits_rank(self.shape):
+            return 0
+        return self.adapters.dim
 
 
 _HASH_LAYERS = 3
@@ -114,14 +124,15 @@ def _splits_groups(shape: ModelShape, tp: int) -> bool:
 
 
 def _valid_tensor_sizes(context: ConstraintContext) -> list[int]:
-    """TP sizes that pod, NVLink domain, heads and query groups all allow."""
+    """TP sizes that pod, NVLink domain, heads, query groups and adapters all allow."""
     if context.whole_norms:
         return [1]
-    shape, pod, world = context.shape, context.pod, context.world
+    shape, pod, world, rank = context.shape, context.pod, context.world, context.split_rank
     return [
         tp
         for tp in divisors(shape.heads, world if context.in_one_nvlink_domain else pod)
         if (pod % tp == 0 or tp % pod == world % tp == 0)
+        and rank % tp == 0
         and (shape.latent is not None or _splits_groups(shape, tp))
     ]
 
@@ -181,6 +192,9 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
     for name, width in widths.items():
         if width % tp:
             found.error(field, f"{tp} does not divide {name} {width}", f"set a divisor of {width}")
+    if (rank := context.split_rank) % tp:
+        multiple = f"spec.peft.dim to a multiple of {tp}"
+        found.error(field, f"{tp} does not divide peft.dim {rank}", f"set a divisor of {rank}, or {multiple}")
 
 
 def _check_towers(layout: Layout, context: ConstraintContext, found: Diagnostics) -> None:

@@ -97,6 +97,7 @@ class PlanningProblem:
             virtual_stages=bridge_support.has_virtual_stages(self._function),
             splits_itself=self._splits_itself,
             has_sequence_parallelism=self.resolved.has_sequence_parallelism,
+            adapters=self.adapters,
             width_multiple=1 if self.on_cpu else width_multiple(self.resolved.training),
         )
 
