@@ -81,6 +81,11 @@ class Kubectl:
             raise CommandError("kubectl version", error.errors[0].message, _CHOOSE_CLUSTER) from None
         return found
 
+    def options(self) -> list[str]:
+        """The options of kubectl that choose this cluster and namespace."""
+        flags = (("namespace", self.namespace), ("context", self.context), ("kubeconfig", self.kubeconfig))
+        return [f"--{flag}={value}" for flag, value in flags if value]
+
     def current_namespace(self) -> str:
         """The namespace of the context; `default` without one. Raises CommandError."""
         view: Object = self._json(["config", "view", "--minify"], "kubectl config")
@@ -134,8 +139,7 @@ class Kubectl:
         binary = shutil.which("kubectl")
         if binary is None:
             raise CommandError("kubectl", "not found on PATH", "install it, or add its folder to PATH")
-        flags = (("namespace", self.namespace), ("context", self.context), ("kubeconfig", self.kubeconfig))
-        return [binary, *(f"--{flag}={value}" for flag, value in flags if value)]
+        return [binary, *self.options()]
 
 
 def trainer_selector(name: str) -> str:

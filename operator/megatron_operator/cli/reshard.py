@@ -1,6 +1,7 @@
 """`megatron reshard`: another layout for a run that has checkpoints, with its optimizer state."""
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -202,7 +203,8 @@ class _Resharding:
 
     def _how_to_undo(self) -> str:
         edit = json.dumps({"spec": self._edits.undo()})
-        return f"the earlier layout: kubectl patch megatronrecipe {self._name} --type merge -p '{edit}'"
+        words = ("patch", "megatronrecipe", self._name, "--type", "merge", "-p", edit)
+        return f"the earlier layout: {shlex.join(['kubectl', *self._kubectl.options(), *words])}"
 
     def _read(self) -> Object:
         """The recipe. Raises CommandError once FAILED_READS in a row have failed."""

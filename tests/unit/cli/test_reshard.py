@@ -115,7 +115,8 @@ def test_a_layout_whose_verdict_is_not_known_or_not_undone_is_reported_with_how_
 
     cluster.saved("true")
     meanwhile(interrupt if undone else refuse_and_fail)
-    error = refused(*PIPELINE)
+    error = refused(*PIPELINE, "-n", "research", "--context", "a b")
+    assert "kubectl --namespace=research '--context=a b' patch megatronrecipe run --type merge" in error
     assert ("whether the operator takes it is not known" if undone else "undoing failed") in error
     given = json.loads(error.partition("-p '")[2].partition("'")[0])
     before = {"tensorModelParallelSize": 4, "pipelineModelParallelSize": None}
