@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 from megatron_contract.environment import CONTAINER_NAME
 
@@ -36,6 +37,8 @@ RETRY_DELAYS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SHORT_WATCH: Final = 1.0
 """Seconds: after a watch that was shorter, this long a pause, so that a server is not asked without end."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_MALFORMED: Final = (yaml.YAMLError, TypeError, KeyError, AttributeError, ValueError)
+"""What the client raises for a file that is not a kubeconfig, an empty one included."""
 _LOST: Final = (OSError, aiohttp.ClientError)
 
 
@@ -175,6 +178,7 @@ class AsyncConnection:
         configuration = client.Configuration()
         asked = self._kubeconfig or os.environ.get("KUBECONFIG")
         file = asked or Path("~/.kube/config").expanduser()
+        fix = "set KUBECONFIG, or give kubeconfig and context"
         try:
             if asked or self._context or Path(file).exists():
                 loader = await config.load_kube_config(  # type: ignore[no-untyped-call]
@@ -186,8 +190,10 @@ class AsyncConnection:
                 config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
                 self._default = _NAMESPACE_FILE.read_text().strip()
         except (config.ConfigException, OSError) as error:
-            fix = "set KUBECONFIG, or give kubeconfig and context"
             message = f"no cluster is configured ({file}): {str(error).rstrip('.')}; {fix}"
+            raise ClusterUnreachableError(message) from None
+        except _MALFORMED:
+            message = f"no cluster is configured: {file} is not a valid kubeconfig; {fix}"
             raise ClusterUnreachableError(message) from None
         return SdkClient(client.ApiClient(configuration=configuration))
 

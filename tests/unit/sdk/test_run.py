@@ -215,6 +215,26 @@ def test_the_default_connection_is_that_of_the_kubeconfig(
     assert [run.name for run in Run.list()] == ["tiny"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "contexts: [",
+        "5",
+        "{current-context: x, contexts: [{name: x, context: 5}], clusters: [], users: []}",
+        "{current-context: x, contexts: 5}",
+    ],
+)
+def test_a_file_that_is_not_a_kubeconfig_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(text)
+    with (
+        Connection(kubeconfig=file) as connection,
+        pytest.raises(ClusterUnreachableError, match=f"{file} is not a valid kubeconfig; set KUBECONFIG"),
+    ):
+        Run.list(connection)
+
+
 def test_without_a_cluster_the_error_has_the_way_out(tmp_path: Path, kubeconfig: Path) -> None:
     with (
         Connection(kubeconfig=tmp_path / "missing") as connection,
