@@ -15,7 +15,7 @@ from megatron_operator.api.rules import RULES
 from megatron_operator.api.schema import Schema, structural
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.cli.errors import CommandError
-from megatron_operator.planner.checks.passthrough import megatron_flags
+from megatron_operator.planner.checks.passthrough import megatron_flags, why_not_taken
 
 _ROOTS: dict[str, type[ApiModel]] = {
     "spec": MegatronRecipeSpec,
@@ -75,7 +75,7 @@ def fields_below(field: Field) -> list[Field]:
 def find(name: str) -> list[Field]:
     """Fields of this path, or whose path ends with it, those of the status if nothing else has the name.
 
-    Raises CommandError, with the closest names.
+    Else the field that becomes this flag of Megatron. Raises CommandError, with the closest names.
     """
     asked = _plain(name)
     if not asked:
@@ -84,7 +84,11 @@ def find(name: str) -> list[Field]:
     exact = [field for field in fields() if known[field.path] == asked]
     ends = [field for field in fields() if known[field.path].endswith(f".{asked}")]
     settable = [field for field in ends if not field.path.startswith("status.")]
-    found = exact or settable or ends or _through_a_map(asked)
+    flag = name.lstrip("-").lower()
+    of_flag = [field for field in fields() if field.flag == flag]
+    found = exact or settable or ends or _through_a_map(asked) or of_flag
+    if not found and flag in megatron_flags() and (reason := why_not_taken(flag)):
+        raise CommandError(name, *reason)
     if not found:
         raise CommandError(name[:100], "unknown field of recipe, status and platform file", _advice(name))
     if len(found) > _MAX_MATCHES:

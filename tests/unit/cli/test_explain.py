@@ -3,12 +3,15 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
-from megatron_operator.cli.field_reference import fields
+from megatron_operator.cli.errors import CommandError
+from megatron_operator.cli.field_reference import fields, find
 from megatron_operator.cli.main import cli
+from megatron_operator.planner.checks.passthrough import megatron_flags, passthrough_errors
 
 PAGE = Path(__file__).parents[3] / "docs" / "recipe.md"
 
@@ -66,6 +69,10 @@ def test_a_field_is_printed_with_type_limits_meaning_and_flag() -> None:
         "  Megatron's flag: --global-batch-size",
         "  refused if: N is not divisible by microBatchSize N; set a multiple of microBatchSize x DP",
     ]
+
+
+def test_a_flag_of_megatron_is_answered_with_its_field() -> None:
+    assert explain("micro-batch-size").stdout == explain("spec.training.microBatchSize").stdout
 
 
 def test_rules_with_other_fields_are_printed_with_their_fix() -> None:
@@ -126,6 +133,35 @@ def test_an_unknown_name_is_answered_with_the_closest_ones(name: str, advice: st
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"{name}: unknown field of recipe, status and platform file; ")
     assert advice in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "advice"),
+    [
+        ("save-interval", "save-interval: is set by spec.checkpoint.saveInterval; set "),
+        ("exit-interval", "exit-interval: is reserved for the operator; leave it out"),
+        ("skip-train", "skip-train: trains nothing, and the run would be reported complete; leave it out"),
+        ("use-flash-attn", "set spec.training.attentionBackend: flash"),
+    ],
+)
+def test_a_flag_of_megatron_that_megatron_args_refuses_is_not_advised(flag: str, advice: str) -> None:
+    refused = explain(flag)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert advice in refused.stderr
+
+
+def test_only_flags_that_megatron_args_takes_are_advised_for_it() -> None:
+    values: dict[str, Any] = {"switch": True, "value": "1", "values": ["1"]}
+    typed = {field.flag for field in fields()}
+    for flag, kind in megatron_flags().items():
+        try:
+            assert {field.flag for field in find(flag)} <= {flag, None}
+        except CommandError as error:
+            [refusal] = error.errors
+            assert flag not in typed
+            if "spec.megatronArgs" in refusal.fix:
+                [*_, problem] = [None, *passthrough_errors({flag: values[kind]})]
+                assert problem is None or problem.message.startswith("'1' is none of its values")
 
 
 def test_a_name_that_only_the_status_has_is_printed_with_the_setting_of_that_name() -> None:

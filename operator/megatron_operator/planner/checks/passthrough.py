@@ -151,7 +151,6 @@ def passthrough_errors(args: dict[str, Value], *, own_image: bool = False) -> li
 
     An image other than the project's (`own_image`) is not known to lack a package.
     """
-    refused = _REFUSED if own_image else _REFUSED | _LACKS_PACKAGE
     unusable = _UNUSABLE_VALUES if own_image else _UNUSABLE_VALUES | _VALUES_LACK_PACKAGE
     errors = []
     for flag, value in args.items():
@@ -160,24 +159,30 @@ def passthrough_errors(args: dict[str, Value], *, own_image: bool = False) -> li
             errors.append(FieldError(field, "is written with dashes", f"write {flag.lstrip('-')}"))
         elif (spelled := _as_megatron_spells(flag)) != flag:
             errors.append(_misspelled_error(field, spelled))
-        elif flag in _RESERVED:
-            errors.append(FieldError(field, "is reserved for the operator", "leave it out"))
-        elif flag in refused:
-            errors.append(FieldError(field, refused[flag], "leave it out"))
-        elif flag in _REMOVED:
-            errors.append(FieldError(field, "was removed from Megatron", _REMOVED[flag]))
+        elif not_taken := why_not_taken(flag, own_image=own_image):
+            errors.append(FieldError(field, *not_taken))
         elif (flag, str(value)) in unusable:
             message, fix = unusable[flag, str(value)]
             errors.append(FieldError(field, f"{value} {message}", fix))
-        elif flag in _IGNORED:
-            errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
-        elif flag in TYPED:
-            errors.append(FieldError(field, f"is set by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
-        elif flag in unread_flags():
-            errors.append(FieldError(field, *_UNREAD[unread_flags()[flag]]))
         elif reason := _invalid(flag, value):
             errors.append(FieldError(field, *reason))
     return errors
+
+
+def why_not_taken(flag: str, *, own_image: bool = False) -> tuple[str, str] | None:
+    """Message and fix for a flag that spec.megatronArgs takes with no value; none for any other."""
+    refused = _REFUSED if own_image else _REFUSED | _LACKS_PACKAGE
+    if flag in _RESERVED:
+        return "is reserved for the operator", "leave it out"
+    if flag in refused:
+        return refused[flag], "leave it out"
+    if flag in _REMOVED:
+        return "was removed from Megatron", _REMOVED[flag]
+    if flag in _IGNORED:
+        return "is accepted and ignored by Megatron", _IGNORED[flag]
+    if flag in TYPED:
+        return f"is set by {TYPED[flag]}", f"set {TYPED[flag]} instead"
+    return _UNREAD[unread_flags()[flag]] if flag in unread_flags() else None
 
 
 def _as_megatron_spells(flag: str) -> str:
