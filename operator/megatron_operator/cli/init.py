@@ -15,6 +15,7 @@ from megatron_operator.cli.inputs import (
     complete_accelerator,
     complete_recipe,
     single_option,
+    source_words,
 )
 
 
@@ -66,9 +67,8 @@ def command(
         _write(file, text, force)
     except (InvalidRecipeError, CommandError) as error:
         printing.exit_with_errors(error.errors, "table")
-    sources = (("--platform", platform), ("--catalog", catalog))
-    given = [word for option, path in sources if path is not None for word in (option, str(path))]
-    click.echo(f"wrote {file}; next: {shlex.join(['megatron', 'plan', '-f', str(file), *given])}", err=True)
+    following = ["megatron", "plan", "-f", str(file), *source_words(platform, catalog)]
+    click.echo(f"wrote {file}; next: {shlex.join(following)}", err=True)
 
 
 def _write(file: Path, text: str, force: bool) -> None:

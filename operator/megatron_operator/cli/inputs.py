@@ -162,6 +162,12 @@ def load_recipes(options: RecipeOptions) -> list[dict[str, Any]]:
     return found
 
 
+def source_words(platform: Path | None, catalog: Path | None) -> list[str]:
+    """The options of a further command that reads the same platform and catalog."""
+    sources = (("--platform", platform), ("--catalog", catalog))
+    return [word for option, path in sources if path is not None for word in (option, str(path))]
+
+
 def object_name(recipe: str) -> str:
     """Name of the object for a catalog entry or function: `qwen3_8b_config` becomes `qwen3-8b-config`."""
     return re.sub(r"[^a-z0-9.]+", "-", recipe.lower()).strip("-.") or "recipe"

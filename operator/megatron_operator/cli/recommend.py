@@ -1,5 +1,6 @@
 """`megatron recommend`: the recipe for a model, a mode and a number of accelerators."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from megatron_operator.cli.inputs import (
     complete_accelerator,
     complete_recipe,
     single_option,
+    source_words,
 )
 from megatron_operator.cli.tables import Column, print_fitting, print_item, print_wrapped
 
@@ -78,12 +80,13 @@ def command(
     on, library = load_platform(platform), load_catalog(catalog)
     found = recommend(query, on, library, planning_limits)
     asks_for_many = model is not None and not names_one_model(model)
+    sources = "".join(f" {shlex.quote(word)}" for word in source_words(platform, catalog))
     none_starts = asks_for_many and found[0].plan is not None and not found[0].runnable
     if output != "table":
-        printing.print_data([_document(recommendation, query) for recommendation in found], output)
+        printing.print_data([_document(each, query, sources) for each in found], output)
     else:
         fits = what_fits(query, found, on, library, planning_limits) if none_starts else None
-        _print(found, query, fits)
+        _print(found, query, sources, fits)
     if found[0].plan is None or none_starts:
         raise click.exceptions.Exit(printing.EXIT_INVALID)
 
@@ -97,8 +100,11 @@ _COLUMNS = (
 )
 
 
-def _print(found: "list[Recommendation]", query: "Query", fits: list[str] | None) -> None:
-    """The best and the others; `fits` is None, or what the operator starts where it starts none of them."""
+def _print(found: "list[Recommendation]", query: "Query", sources: str, fits: list[str] | None) -> None:
+    """The best and the others; `fits` is None, or what the operator starts where it starts none of them.
+
+    `sources`: the options that name platform and catalog.
+    """
     best, *others = found
     if fits is not None:
         gpus = f"{query.gpus} GPU{'s' if query.gpus > 1 else ''}"
@@ -115,7 +121,7 @@ def _print(found: "list[Recommendation]", query: "Query", fits: list[str] | None
     for reason in (*best.reasons, *_length(best)):
         print_item("  - ", reason)
     if best.plan is not None:
-        click.echo(f"\nNext: {_next_command(best, query)}")
+        click.echo(f"\nNext: {_next_command(best, query, sources)}")
     if others:
         click.echo()
         print_fitting(_COLUMNS, [_row(c) for c in others[:5]])
@@ -133,10 +139,11 @@ def _length(best: "Recommendation") -> list[str]:
     return [for_a_month(best.plan, seconds, in_iterations=in_iterations)]
 
 
-def _next_command(recommendation: "Recommendation", query: "Query") -> str:
+def _next_command(recommendation: "Recommendation", query: "Query", sources: str) -> str:
     """A command that succeeds: `init` where the run needs the folder of a model, which nobody has named."""
     entry, settings = recommendation.entry, _settings(recommendation, query)
     words = f"--gpus {query.gpus}" + (f" --accelerator {query.accelerator}" if query.accelerator else "")
+    words += sources
     if not entry.starts and entry.planned_only is None:
         return f"megatron args --recipe {entry.name} {words}{settings}"
     if entry.engine == "bridge" and entry.starts and not settings:
@@ -196,7 +203,7 @@ def _cause(refusal: str) -> str:
     return f"{needs.removeprefix(', ')}{memory}"
 
 
-def _document(recommendation: "Recommendation", query: "Query") -> dict[str, Any]:
+def _document(recommendation: "Recommendation", query: "Query", sources: str) -> dict[str, Any]:
     return {
         "name": recommendation.entry.name,
         "family": recommendation.entry.family,
@@ -207,5 +214,5 @@ def _document(recommendation: "Recommendation", query: "Query") -> dict[str, Any
         "published": recommendation.published,
         "reasons": list(recommendation.reasons),
         "plan": recommendation.plan.model_dump(by_alias=True, mode="json") if recommendation.plan else None,
-        "next": _next_command(recommendation, query) if recommendation.plan else None,
+        "next": _next_command(recommendation, query, sources) if recommendation.plan else None,
     }

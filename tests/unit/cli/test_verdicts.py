@@ -1,6 +1,8 @@
 """The commands, the webhook and the operator give one verdict on a recipe, in the same words."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from megatron_operator.cli.main import cli
 from megatron_operator.lifecycle.desired import Config
 from megatron_operator.lifecycle.review import review
 
+PLATFORM = Path(__file__).parents[3] / "examples" / "platforms" / "infiniband-sriov.yaml"
 H100 = {"type": "h100-sxm", "count": 8}
 SPECS: dict[str, dict[str, Any]] = {
     "engine that the operator does not start": {"recipe": "nemotron-h-8b-sft", "accelerator": H100},
@@ -139,6 +142,23 @@ def test_recommend_and_plan_agree_on_a_raised_batch() -> None:
     [best, *_] = json.loads(megatron("recommend", *words).stdout)
     assert best["next"].endswith("--set training.globalBatchSize=256")
     assert megatron(*best["next"].split()[1:]).exit_code == 0
+
+
+def test_the_command_that_follows_a_recommendation_reads_the_same_platform_and_catalog(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "my recipes"
+    folder.mkdir()
+    entry = {"extends": "llama3-8b", "description": "mine", "source": "mine"}
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"family": "mine", "entries": {"my-model": entry}}))
+    given = ("--platform", str(PLATFORM), "--catalog", str(folder))
+    words = ("--model", "my-model", "--gpus", "8", *given)
+    printed = megatron("recommend", *words).stdout
+    best = json.loads(megatron("recommend", *words, "-o", "json").stdout)[0]
+    [following] = re.findall(r"^Next: megatron (.*)$", printed, re.MULTILINE)
+    assert best["next"] == f"megatron {following}"
+    assert shlex.split(following)[-4:] == list(given)
+    assert megatron(*shlex.split(following)).exit_code == 0
 
 
 def test_validate_warns_of_memory_and_of_the_platforms_checkpoint_volume() -> None:
