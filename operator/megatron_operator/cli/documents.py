@@ -1,24 +1,34 @@
 """Reads the YAML files that commands take."""
 
+import json
+import re
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from megatron_operator.api import yaml_documents
+from megatron_operator.api.errors import LONGEST_SHOWN, shown
 from megatron_operator.api.labels import KIND
 from megatron_operator.cli.errors import CommandError
 
 _LISTS = ("List", f"{KIND}List")
+_MEANT_AS_YAML: Final = re.compile(r"[-+.\d\[{'\"]")
+"""How lists, maps, numbers and texts in quotes begin."""
 _WORDS = {str: "text", list: "a list", int: "a number", float: "a number", bool: "a truth value"}
 """What a document that is no object is called."""
 
 
-def parse_value(text: str) -> Any:
+def parse_value(path: str, text: str) -> Any:
     """One YAML value of `--set PATH=VALUE`. Raises CommandError."""
     try:
         return yaml_documents.load(text)
     except yaml_documents.YamlError as problem:
-        raise CommandError("--set", str(problem), "correct the value") from None
+        fix = "correct the value"
+        if len(text) <= LONGEST_SHOWN and not _MEANT_AS_YAML.match(text):
+            override = f"{path}={json.dumps(text, ensure_ascii=False)}"
+            fix = f"write a text in quotes: --set {shlex.quote(override)}"
+        raise CommandError(f"--set {path:.200}", f"{shown(text)}: {problem}", fix) from None
 
 
 def read_yaml(path: Path) -> Any:

@@ -195,7 +195,7 @@ def _apply_overrides(options: RecipeOptions, resource: dict[str, Any]) -> None:
             raise click.UsageError(
                 f"invalid --set {override}; use PATH=VALUE, for example training.globalBatchSize=512"
             )
-        set_field(resource, path.removeprefix("spec."), documents.parse_value(text))
+        set_field(resource, path.removeprefix("spec."), documents.parse_value(path, text))
 
 
 def set_field(resource: dict[str, Any], path: str, value: Any) -> None:

@@ -1,5 +1,6 @@
 """Errors of files that commands read."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,22 @@ from megatron_operator.cli.documents import parse_value, read_recipes, read_yaml
 from megatron_operator.cli.errors import CommandError
 
 
-def test_an_invalid_override_names_the_option() -> None:
-    with pytest.raises(CommandError, match="--set: invalid YAML in line 1: duplicate key 'a'; correct"):
-        parse_value("{a: 1, a: 2}")
+def test_an_invalid_override_is_named_with_its_value() -> None:
+    expected = r"--set env: '\{a: 1, a: 2\}': invalid YAML in line 1: duplicate key 'a'; correct the value"
+    with pytest.raises(CommandError, match=expected):
+        parse_value("env", "{a: 1, a: 2}")
+
+
+@pytest.mark.parametrize("text", ["**/*.txt", "*😀", "@a", "a: b: c", "it's: a: b", "*\\'\"\t"])
+def test_a_text_that_yaml_does_not_take_is_printed_in_quotes(text: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        parse_value("data.prepare.include", text)
+    [error] = refused.value.errors
+    assert error.field == "--set data.prepare.include"
+    assert error.message.startswith(f"{text!r}: invalid YAML in line 1: ")
+    option, override = shlex.split(error.fix.removeprefix("write a text in quotes: "))
+    path, _, value = override.partition("=")
+    assert (option, path, parse_value(path, value)) == ("--set", "data.prepare.include", text)
 
 
 @pytest.mark.parametrize("read", [read_yaml, read_recipes])
