@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +25,9 @@ _CHOOSE_CLUSTER = "see kubectl cluster-info; choose the cluster with --context o
 _CHOOSE_RECIPE = "see kubectl get megatronrecipes --all-namespaces; choose with -n, --context, --kubeconfig"
 _UNREACHABLE = ("The connection to the server", "Unable to connect to the server")
 """Parts of kubectl's messages where no API server answers."""
+_NO_CONTEXT = "current-context must exist"
+"""Part of kubectl's message where there is no kubeconfig, as in a pod."""
+_NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,16 @@ class Kubectl:
         return [f"--{flag}={value}" for flag, value in flags if value]
 
     def current_namespace(self) -> str:
-        """The namespace of the context; `default` without one. Raises CommandError."""
-        view: Object = self._json(["config", "view", "--minify"], "kubectl config")
+        """The namespace of the context, else that of this pod, else `default`, as in kubectl.
+
+        Raises CommandError.
+        """
+        try:
+            view: Object = self._json(["config", "view", "--minify"], "kubectl config")
+        except CommandError as error:
+            if _NO_CONTEXT not in str(error):
+                raise
+            return _NAMESPACE_OF_POD.read_text().strip() if _NAMESPACE_OF_POD.exists() else "default"
         contexts = view.get("contexts") or [{}]
         return str((contexts[0].get("context") or {}).get("namespace") or "default")
 
