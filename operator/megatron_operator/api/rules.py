@@ -5,7 +5,6 @@ the catalog, the platform or the planner are not here.
 """
 
 from megatron_operator.api.cel import (
-    at_most_one,
     exactly_one,
     field,
     is_false,
@@ -205,29 +204,21 @@ def _volume(at: str) -> tuple[Rule, ...]:
     )
 
 
+_SOURCES = (
+    ("blend", "mockData"),
+    ("datasetRoot", "mockData"),
+    ("prepare", "mockData"),
+    ("sources", "mockData"),
+    ("blend", "datasetRoot"),
+    ("blend", "prepare"),
+    ("blend", "sources"),
+    ("prepare", "datasetRoot"),
+    ("sources", "datasetRoot"),
+)
+"""Pairs of which one is set: all but `prepare` with `sources`, which it prepares."""
+
 _DATA = (
-    rule(
-        "spec.data",
-        "blend",
-        at_most_one("blend", "prepare", "mockData"),
-        "the data source is set more than once",
-        "keep one of blend, prepare and mockData",
-    ),
-    rule(
-        "spec.data",
-        "sources",
-        at_most_one("blend", "sources", "mockData"),
-        "the data source is set more than once",
-        "keep one of blend, sources and mockData",
-    ),
-    rule(
-        "spec.data",
-        "datasetRoot",
-        ~is_set("datasetRoot")
-        | ~(is_set("blend") | is_set("prepare") | is_set("sources") | is_set("mockData")),
-        "the data source is set more than once",
-        "keep one of datasetRoot, blend, prepare, sources and mockData",
-    ),
+    *(exclusive("spec.data", *pair, "keep one of the two: each is a source of data") for pair in _SOURCES),
     rule(
         "spec.data",
         "examples",

@@ -53,6 +53,31 @@ def test_an_empty_object_breaks_only_the_rules_of_required_fields(rule: Any) -> 
     assert rule.holds.evaluate({}) == (rule.path not in required)
 
 
+BLEND = [{"path": "/data/corpus_text_document"}]
+SOURCES = [{"name": "chats", "path": "/sources/chats.jsonl", "format": "chat"}]
+
+
+@pytest.mark.parametrize(
+    ("data", "errors"),
+    [
+        ({"blend": BLEND, "mockData": True}, {"mockData": ["blend"]}),
+        ({"prepare": {"source": "/text"}, "blend": BLEND}, {"prepare": ["blend"]}),
+        ({"prepare": {}, "sources": SOURCES}, {}),
+        ({"prepare": {}, "sources": SOURCES, "mockData": True}, {"mockData": ["prepare", "sources"]}),
+        ({"datasetRoot": "/chats", "sources": SOURCES}, {"datasetRoot": ["sources"]}),
+    ],
+)
+def test_two_sources_of_data_are_reported_as_the_recipe_sets_them(
+    data: dict[str, Any], errors: dict[str, list[str]]
+) -> None:
+    found = rule_errors({"recipe": "llama3-8b", "data": {"volume": {"size": "1Gi"}} | data})
+    assert [(error.field, error.message) for error in found] == [
+        (f"spec.data.{second}", f"is set together with {first}")
+        for second, each in errors.items()
+        for first in each
+    ]
+
+
 def test_all_broken_rules_are_reported_at_once() -> None:
     broken = SMALLEST | {
         "training": {"bf16": True, "fp16": True, "lr": 1e-4, "minLr": 1e-3},
