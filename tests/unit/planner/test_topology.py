@@ -60,3 +60,31 @@ def test_a_described_domain_limits_the_run_that_must_be_in_one(
     assert error.field == "spec.scheduling.requiredTopology"
     assert error.message == f"{RACK}: the run has 40 accelerators, and a domain of h100-sxm has 32"
     assert error.fix == "require a wider level of topology, or set accelerator.count to at most 32"
+
+
+@pytest.mark.parametrize(
+    ("least", "layout", "note"),
+    [
+        (48, (8, 4), ("TP 8 x PP 4", "with minCount 32 it can")),
+        (32, (8, 4), None),
+        (48, (8, 1), None),
+        (32, (8, 8), ("TP 8 x PP 8", "it can where the planner chooses them")),
+        (48, (None, None), None),
+    ],
+)
+def test_an_elastic_run_whose_sizes_divide_no_smaller_count_has_a_note(
+    resolve: Resolve, least: int, layout: tuple[int | None, int | None], note: tuple[str, str] | None
+) -> None:
+    names = ("tensorModelParallelSize", "pipelineModelParallelSize")
+    given = {name: size for name, size in zip(names, layout, strict=True) if size is not None}
+    asked = resolve("llama3-8b", 64, parallelism=given, recovery={"elastic": {"minCount": least}})
+    found = [each for each in planner.plan(asked).notes if "cannot shrink" in each]
+    assert found == [
+        f"recovery.elastic.minCount {least}: with {sizes} on 64 accelerators the run cannot shrink; {fix}"
+        for sizes, fix in ([note] if note else [])
+    ]
+
+
+def test_sizes_of_the_catalog_do_not_keep_an_elastic_run_from_shrinking(resolve: Resolve) -> None:
+    asked = resolve("llama3-70b", 64, recovery={"elastic": {"minCount": 56}})
+    assert not any("cannot shrink" in each for each in planner.plan(asked).notes)

@@ -1,6 +1,8 @@
 """Whether a run fits into one domain of the topology level that its pods must share, and what uplinks do."""
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 from megatron_operator.api.errors import FieldError, field_path
 from megatron_operator.api.labels import LABEL_CLIQUE
@@ -8,6 +10,11 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate import hardware
 
+_GROUPS = {
+    "TP": "tensorModelParallelSize",
+    "PP": "pipelineModelParallelSize",
+    "CP": "contextParallelSize",
+}
 _HOSTNAME = "kubernetes.io/hostname"
 
 
@@ -44,7 +51,10 @@ def topology_errors(resolved: ResolvedRecipe) -> list[FieldError]:
 def elastic_notes(resolved: ResolvedRecipe) -> Iterator[str]:
     """That an elastic run cannot shrink, as it loses whole nodes; also of one that has shrunk this far."""
     elastic, count = resolved.recovery.elastic, resolved.accelerator_count
-    if elastic is None or count > max(elastic.min_count, resolved.per_node):
+    if elastic is None:
+        return
+    if count > max(elastic.min_count, resolved.per_node):
+        yield from _layout_notes(resolved, elastic.min_count)
         return
     if elastic.min_count >= count:
         yield f"recovery.elastic.minCount {elastic.min_count}: on {count} accelerators the run cannot shrink"
@@ -54,6 +64,26 @@ def elastic_notes(resolved: ResolvedRecipe) -> Iterator[str]:
     yield (
         f"recovery.elastic: on {count} accelerators of one node the run cannot shrink; with"
         f" accelerator.perNode {of_node} it can"
+    )
+
+
+def _layout_notes(resolved: ResolvedRecipe, least: int) -> Iterator[str]:
+    """That the sizes which the recipe sets divide no smaller number of whole nodes from `least` on."""
+    count = resolved.accelerator_count
+    layout: dict[str, Any] = resolved.parallelism.wire()
+    sizes = {
+        group: layout[name]
+        for group, name in _GROUPS.items()
+        if name in layout and resolved.is_set_by_user(f"parallelism.{name}")
+    }
+    step = math.lcm(math.prod(sizes.values()), resolved.per_node)
+    largest = (count - 1) // step * step
+    if not sizes or largest >= least:
+        return
+    product = " x ".join(f"{group} {size}" for group, size in sizes.items())
+    yield (
+        f"recovery.elastic.minCount {least}: with {product} on {count} accelerators the run cannot shrink;"
+        f" {f'with minCount {largest} it can' if largest else 'it can where the planner chooses them'}"
     )
 
 
