@@ -1,4 +1,4 @@
-"""The few Megatron flags that the launcher reads or adds. All others pass through unread."""
+"""The Megatron flags that the launcher reads or adds, and how one is found. Others pass through unread."""
 
 import argparse
 from collections.abc import Sequence
@@ -146,3 +146,13 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
                 "stop the run; leave it out or set mcore"
             )
     return [*argv, *added], added
+
+
+def value_of(flags: Sequence[str], name: str) -> str | None:
+    """Return the first value of one of Megatron's flags, `name` without its dashes; None without it."""
+    for position, word in enumerate(flags):
+        if word == f"--{name}" and position + 1 < len(flags):
+            return flags[position + 1]
+        if word.startswith(f"--{name}="):
+            return word.partition("=")[2]
+    return None

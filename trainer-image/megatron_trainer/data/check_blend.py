@@ -20,7 +20,7 @@ from megatron_trainer.data.check_meter import CheckMeter
 from megatron_trainer.data.indexed_files import IndexedFiles, extremes, read_header
 from megatron_trainer.data.log import log
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.prepare_options import value_of
+from megatron_trainer.flags import value_of
 from megatron_trainer.volume_paths import left_volume
 
 _MODEL: Final = "data.tokenizer.tokenizerModel"

@@ -25,8 +25,8 @@ from pathlib import Path
 from megatron_contract.bridge_run import PATH_TO_CACHE, BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.data.prepare_options import value_of
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.flags import value_of
 from megatron_trainer.platform import cpu
 from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker.prepared_index import UNFINISHED

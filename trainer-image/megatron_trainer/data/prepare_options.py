@@ -148,13 +148,3 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
-
-
-def value_of(flags: Sequence[str], name: str) -> str | None:
-    """Return the first value of one of Megatron's flags, `name` without its dashes; None without it."""
-    for position, word in enumerate(flags):
-        if word == f"--{name}" and position + 1 < len(flags):
-            return flags[position + 1]
-        if word.startswith(f"--{name}="):
-            return word.partition("=")[2]
-    return None

@@ -17,7 +17,7 @@ from megatron_contract.environment import ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints.selection import read_tracker
-from megatron_trainer.data.prepare_options import value_of
+from megatron_trainer.flags import value_of
 from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
