@@ -336,7 +336,7 @@ def waits_for_capacity(
 
 TestWalk = Walk.TestCase
 TestWalk.settings = settings(
-    max_examples=int(os.environ.get("RECOVERY_WALKS", "20")),
+    max_examples=int(os.environ.get("RECOVERY_WALKS", "10")),
     # The same walks each time, so that a change fails by its own fault; new ones where a number is given.
     derandomize="RECOVERY_WALKS" not in os.environ,
     stateful_step_count=30,
