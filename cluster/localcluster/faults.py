@@ -241,8 +241,7 @@ def end_with_success(process: Process) -> None:
 
 
 def _syscall_instruction(pid: int) -> int:
-    """Address of a `syscall` instruction: the kernel's own page in each process has one, for a clock that it
-    cannot read itself."""
+    """Address of a `syscall` instruction in the vDSO, which has one for clocks that it cannot read itself."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
         area = next(line.split()[0] for line in maps.splitlines() if line.endswith("[vdso]"))

@@ -69,8 +69,23 @@ class WatchError(ApiError):
     """The API server ended a watch with an error: it cannot be continued from its last version."""
 
 
-EXPECTED_ERRORS: Final = (ApiError, NotLeaderError, OSError, aiohttp.ClientError, client.ApiException)
-"""What using the API server may raise: conflicts, refusals, time-outs, lost connections, a lost Lease."""
+class ListsLimitedError(OperatorError):
+    """A list was not sent because as many as the API server answers in time wait for it already."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"pods not listed: the API server answers slowly, and {waiting} lists wait for it")
+
+
+EXPECTED_ERRORS: Final = (
+    ApiError,
+    ListsLimitedError,
+    NotLeaderError,
+    OSError,
+    aiohttp.ClientError,
+    client.ApiException,
+)
+"""What using the API server may raise: conflicts, refusals, time-outs, lost connections, a lost Lease, a list
+that is not sent."""
 
 
 class ApiClient:

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from megatron_operator.api.errors import OperatorError
-from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_client import ApiError, ListsLimitedError
 
 FIRST: Final = 16
 """Lists that may wait at a time once one was not answered."""
@@ -16,13 +15,6 @@ _STEP: Final = 0.25
 """By how much the limit grows with each list that is answered."""
 _OVERLOADED: Final = frozenset({429, 503, 504})
 """Too many requests, no capacity, and `Too large resource version`: a watch cache that has fallen behind."""
-
-
-class ListsLimitedError(OperatorError):
-    """A list was not sent because as many as the API server answers in time wait for it already."""
-
-    def __init__(self, waiting: int) -> None:
-        super().__init__(f"pods not listed: the API server answers slowly, and {waiting} lists wait for it")
 
 
 class ListLimit:

@@ -13,7 +13,6 @@ from megatron_operator.controller.api_client import EXPECTED_ERRORS, ApiClient, 
 from megatron_operator.controller.api_resources import RECIPES, training_jobs
 from megatron_operator.controller.children import JOB_EXISTS, Children
 from megatron_operator.controller.events import EventPoster
-from megatron_operator.controller.list_limit import ListsLimitedError
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
@@ -122,8 +121,8 @@ class Reconciler:
     async def __call__(self, key: RecipeKey) -> float | None:
         """Reconcile a recipe; returns the seconds until the next time, None to wait for an event.
 
-        Raises one of EXPECTED_ERRORS when the API server cannot be used, ListsLimitedError while it answers
-        slowly, and ReconcileError after an unexpected error has been reported; the work queue retries.
+        Raises one of EXPECTED_ERRORS when the API server cannot be used, and ReconcileError after an
+        unexpected error has been reported; the work queue retries.
         """
         cached = self._caches.recipes.get(*key)
         if cached is not None and (is_new(cached) or was_undisturbed(cached)):
@@ -192,7 +191,7 @@ class Reconciler:
                 update_goodput(status, reading)
                 update_reported_times(status, reading)
             return result
-        except (*EXPECTED_ERRORS, ListsLimitedError):
+        except EXPECTED_ERRORS:
             raise
         except Exception as error:
             status.current = before

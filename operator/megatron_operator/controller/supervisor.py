@@ -15,7 +15,7 @@ from megatron_operator.lifecycle.actions import DISCARDED, LATER, SOON, Result, 
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.job_status import adopt_job, set_internal_error
 from megatron_operator.lifecycle.maintenance import until_departure
-from megatron_operator.lifecycle.node_health import forget_gone, judge_nodes
+from megatron_operator.lifecycle.node_health import forget_outdated, judge_nodes
 from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.recovery import (
@@ -89,9 +89,8 @@ class Supervisor:
         if (unfinished := unfinished_actions(status, snapshot, keeps_job=keeps_job)) is not None:
             return unfinished
         limits = recovery_limits(status)
-        status.set(
-            recovery=forget_gone(status.recovery, snapshot.nodes_gone, snapshot.announcing or {}, status.now)
-        )
+        gone, nodes = snapshot.nodes_gone, snapshot.announcing or {}
+        status.set(recovery=forget_outdated(status.recovery, gone, nodes, status.now))
         known = await self._cordoner.rules(status)
         rules, maintenance = known or (BadNodes(), Maintenance())
         if known is not None:  # Otherwise what is recorded of nodes stays.

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from megatron_operator.api.errors import described
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
-from megatron_operator.controller.list_limit import ListsLimitedError
 from megatron_operator.controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -242,6 +241,6 @@ class WorkQueue:
         if (within := getattr(error, "within", None)) is not None:
             delay = min(delay, within)
         # Conflicts and lost connections are normal; only an unexpected error gets a traceback.
-        expected = isinstance(error, (*EXPECTED_ERRORS, ListsLimitedError))
+        expected = isinstance(error, EXPECTED_ERRORS)
         log.warning("%s: %s; retry in %.1f s", key, described(error), delay, exc_info=not expected)
         self.add(key, delay, patience)

@@ -54,7 +54,7 @@ def is_cordoned(node: Object) -> bool:
 def is_own_cordon(node: Object) -> bool:
     """Whether the operator cordoned the node, and nobody has uncordoned and cordoned it since.
 
-    Who sets the field owns it since then. Kubernetes records none for what was set before it did.
+    Whoever sets a field last is its manager. Without a record of it, the operator's label counts.
     """
     owners = [
         each.get("manager")

@@ -1,6 +1,5 @@
 """What a node's conditions and taints show about its hardware, and how many nodes a run may avoid."""
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -69,21 +68,21 @@ def node_sign(
     return None
 
 
-def forget_gone(
+def forget_outdated(
     recovery: RecoveryStatus, gone: Collection[str], nodes: Mapping[str, NodeStatus], now: float
 ) -> RecoveryStatus:
-    """Forget the evidence against avoided nodes that no longer exist or were uncordoned since.
+    """Forget the evidence against avoided nodes that are `gone`, or were uncordoned since, as `nodes` show.
 
     The policy releases them then. Not within an hour after they were avoided, in which they count for
     `maxPerHour`. `now` is in seconds since the epoch.
     """
-    uncordoned = {name: node.uncordoned for name, node in nodes.items()}
-    over = {
+    avoided = {name: seconds(each.avoided_at) for name, each in recovery.node_evidence.items()}
+    uncordoned = {
         name
-        for name, each in recovery.node_evidence.items()
-        if name in gone or uncordoned.get(name, 0.0) > (seconds(each.avoided_at) or math.inf)
-        if now - (seconds(each.avoided_at) or 0.0) >= HOUR
+        for name, since in avoided.items()
+        if name in nodes and since is not None and nodes[name].uncordoned > since
     }
+    over = {name for name in uncordoned.union(gone) & avoided.keys() if now - (avoided[name] or 0.0) >= HOUR}
     return forget_evidence(recovery, *over) if over else recovery
 
 

@@ -56,7 +56,7 @@ from megatron_operator.lifecycle.recovery_policy import (
 )
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.lifecycle.status_update import REASONS, gang_is_being_deleted
+from megatron_operator.lifecycle.status_update import REASONS, deleted_up_to
 from megatron_operator.manifests import gang_scheduling
 from megatron_operator.manifests.affinity import HOSTNAME
 from megatron_operator.manifests.job_backend import JobPhase
@@ -93,8 +93,7 @@ def unfinished_actions(
     recovery, job = status.recovery, snapshot.existing_job
     if recovery.outgoing_job == snapshot.job_uid:
         return wait(SOON, "the job is being deleted", [DeleteJob(job)])
-    before = recovery.restart_before
-    if before is not None and gang_is_being_deleted(recovery):
+    if (before := deleted_up_to(recovery)) is not None:
         old = tuple(pod for pod in snapshot.active_pods if pod["metadata"]["creationTimestamp"] <= before)
         if old:
             return wait(SOON, "the gang is being restarted", [DeletePods(old)])

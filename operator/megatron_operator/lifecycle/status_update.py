@@ -94,14 +94,14 @@ def recorded_early_exit(status: StatusBuilder, job: Object | None) -> str | None
     outgoing = status.recovery.outgoing_job == recorded.uid
     if running.reason == Reason.LEFT_EARLY or (outgoing and running.reason == Reason.GANG_RESTARTED):
         return running.message
-    if gang_is_being_deleted(status.recovery):
+    if deleted_up_to(status.recovery) is not None:
         return "the pods were deleted before the run was complete"
     return None
 
 
-def gang_is_being_deleted(recovery: RecoveryStatus) -> bool:
-    """Whether the operator deletes the whole gang, and no later one was counted yet."""
-    return recovery.restart_before is not None and recovery.pods_as_of is None
+def deleted_up_to(recovery: RecoveryStatus) -> str | None:
+    """Creation time up to which the operator deletes the gang's pods; None once a later gang was counted."""
+    return recovery.restart_before if recovery.pods_as_of is None else None
 
 
 def _set_queued(status: StatusBuilder, snapshot: RunSnapshot) -> None:

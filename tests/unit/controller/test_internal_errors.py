@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.controller import snapshot_reader, supervisor
-from megatron_operator.controller.list_limit import ListsLimitedError
+from megatron_operator.controller.api_client import ListsLimitedError
 from megatron_operator.controller.reconciler import ReconcileError
 
 from tests.unit.controller import whole_operator

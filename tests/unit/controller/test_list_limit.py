@@ -5,8 +5,8 @@ import math
 from contextlib import AsyncExitStack
 
 import pytest
-from megatron_operator.controller.api_client import ApiError
-from megatron_operator.controller.list_limit import FIRST, LEAST, ListLimit, ListsLimitedError
+from megatron_operator.controller.api_client import ApiError, ListsLimitedError
+from megatron_operator.controller.list_limit import FIRST, LEAST, ListLimit
 
 
 async def fail(limit: ListLimit, error: Exception, at_once: int) -> None:

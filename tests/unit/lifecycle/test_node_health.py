@@ -10,7 +10,7 @@ from megatron_operator.lifecycle.incident_history import append
 from megatron_operator.lifecycle.node_evidence import add_evidence, record_avoided, to_avoid
 from megatron_operator.lifecycle.node_health import (
     avoidance_limits,
-    forget_gone,
+    forget_outdated,
     hardware_sign,
     judge_nodes,
     suspects,
@@ -136,18 +136,18 @@ def test_a_node_that_no_longer_exists_uses_up_the_hour_and_no_share_of_the_pool(
 
 def test_evidence_against_an_avoided_node_is_forgotten_an_hour_later_once_the_node_is_gone() -> None:
     recovery = avoided(NOW - 3600, NOW - 3600)
-    left = forget_gone(recovery, {"bad-0"}, {}, NOW)
+    left = forget_outdated(recovery, {"bad-0"}, {}, NOW)
     assert (set(left.node_evidence), set(left.node_failures)) == ({"bad-1"}, {"bad-1"})
-    assert forget_gone(recovery, {"bad-0"}, {}, NOW - 1) is recovery
-    assert forget_gone(recovery, (), {}, NOW) is recovery
+    assert forget_outdated(recovery, {"bad-0"}, {}, NOW - 1) is recovery
+    assert forget_outdated(recovery, (), {}, NOW) is recovery
 
 
 def test_evidence_against_a_node_that_was_uncordoned_since_it_is_avoided_is_forgotten() -> None:
     recovery = avoided(NOW - 3600, NOW - 3600)
     annotations = {"megatron.training/uncordoned-at": str(int(NOW - 60))}
     node = with_signs(READY, {"metadata": {"annotations": annotations}})
-    left = forget_gone(recovery, (), {"bad-0": node, "bad-1": READY}, NOW)
+    left = forget_outdated(recovery, (), {"bad-0": node, "bad-1": READY}, NOW)
     assert set(left.node_evidence) == {"bad-1"}
-    assert forget_gone(recovery, (), {"bad-0": node}, NOW - 1) is recovery, "it counts for maxPerHour"
+    assert forget_outdated(recovery, (), {"bad-0": node}, NOW - 1) is recovery, "it counts for maxPerHour"
     earlier = avoided(NOW - 30)
-    assert forget_gone(earlier, (), {"bad-0": node}, NOW + 7200) is earlier, "it failed again"
+    assert forget_outdated(earlier, (), {"bad-0": node}, NOW + 7200) is earlier, "it failed again"

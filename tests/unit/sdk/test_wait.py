@@ -1,5 +1,8 @@
 """Waiting for a run over HTTP, and the stream of its progress."""
 
+import asyncio
+import time
+
 import pytest
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk import (
@@ -12,6 +15,7 @@ from megatron_operator.sdk import (
     RunNotFoundError,
     WaitTimeoutError,
 )
+from megatron_operator.sdk.connection import SHORT_WATCH, pause_after_watch
 
 from testkit.api_stand_in import ApiStandIn
 from tests.unit.sdk.runs import FAILED, in_background
@@ -209,11 +213,39 @@ def test_an_api_server_that_goes_on_failing_or_refuses_ends_a_wait(
         assert len(api.failing) == left
 
 
-def test_watches_that_end_at_once_are_not_repeated_without_a_pause(run: Run, api: ApiStandIn) -> None:
+class PausedError(ApiError):
+    """Ends a wait where it would pause."""
+
+    def __init__(self) -> None:
+        super().__init__(403, "Paused", "")
+
+
+def test_a_watch_that_ends_is_repeated_only_after_a_pause(
+    run: Run, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pause(_began: float) -> None:
+        raise PausedError
+
+    monkeypatch.setattr("megatron_operator.sdk.connection.pause_after_watch", pause)
     api.watched = [b""] * 1000
-    with pytest.raises(WaitTimeoutError):
-        run.wait(timeout=0.5)
+    with pytest.raises(PausedError):
+        run.wait()
     assert len(api.watched) == 999
+
+
+@pytest.mark.parametrize(("seconds", "pauses"), [(0.0, [SHORT_WATCH]), (2 * SHORT_WATCH, [])])
+async def test_only_after_a_short_watch_there_is_a_pause(
+    seconds: float, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+
+    async def sleep(delay: float) -> None:
+        paused.append(delay)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    await pause_after_watch(100.0 - seconds)
+    assert paused == pauses
 
 
 def test_stream_yields_each_change_of_the_progress_until_the_end(run: Run, api: ApiStandIn) -> None:

@@ -125,11 +125,24 @@ async def test_an_error_within_a_watch_is_a_problem(watched: WatchedRuns, api: A
 
 
 @pytest.mark.usefixtures("watched")
-async def test_watches_that_end_at_once_are_not_repeated_without_a_pause(api: ApiStandIn) -> None:
+async def test_a_watch_that_ends_is_repeated_only_after_a_pause(
+    api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+    async def pause(_began: float) -> None:
+        begun.release()
+        await over.acquire()
+
+    monkeypatch.setattr("megatron_operator.ui.runs.pause_after_watch", pause)
     api.watched = [b""] * 1000
     await asyncio.to_thread(api.end_watches)
-    await asyncio.sleep(0.5)
-    assert len(api.watched) >= 999
+    async with asyncio.timeout(60):
+        await begun.acquire()
+        assert len(api.watched) == 1000, "the next watch begins after the pause"
+        over.release()
+        await begun.acquire()
+    assert len(api.watched) == 999
 
 
 async def test_a_page_of_one_namespace_watches_only_that(run: Run, kubeconfig: Path, api: ApiStandIn) -> None:
