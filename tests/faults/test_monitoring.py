@@ -176,10 +176,10 @@ def token_of(kubectl: Kubectl, account: str, *, may_read: bool) -> str:
     return kubectl.run("create", "token", account).strip()
 
 
-def shown(text: str) -> tuple[int, str]:
-    """The iteration and the loss among the first lines of a run's page."""
+def shown(text: str) -> tuple[int, str | None]:
+    """The iteration, and its loss where it is known, among the first lines of a run's page."""
     found = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", text))
-    return int(found["Progress"].partition(" of ")[0].replace(",", "")), found["Loss"]
+    return int(found["Progress"].partition(" of ")[0].replace(",", "")), found.get("Loss")
 
 
 def test_the_page_shows_the_run_to_whom_the_cluster_lets_read_it(
@@ -194,8 +194,12 @@ def test_the_page_shows_the_run_to_whom_the_cluster_lets_read_it(
     row = text.partition(f'href="{path}"')[2].partition("</tr>")[0]
     assert re.search(r"[\d,]+ of 100,000", row), row
 
-    status, text = page.get(path, token)
-    assert status == 200, text
+    def has_loss() -> str | None:
+        status, text = page.get(path, token)
+        assert status == 200, text
+        return text if shown(text)[1] else None
+
+    text = wait_until("the page to show a loss", has_loss)
     iteration, loss = shown(text)
     expected = {record.loss for record in run.records() if record.iteration == iteration}
     assert {loss} == {f"{each:.4g}" for each in expected}

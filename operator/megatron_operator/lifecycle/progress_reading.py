@@ -8,6 +8,15 @@ from megatron_contract.incident import ReportedIncident
 from megatron_contract.progress import ProgressReport, fullest_ranks
 
 _FIELDS: Final = tuple(each.name for each in fields(ProgressReport))
+_OF_THE_ITERATION: Final = (
+    "lm_loss",
+    "learning_rate",
+    "step_seconds",
+    "tokens_per_second",
+    "tflops_per_gpu",
+    "consumed_samples",
+)
+"""What describes the last iteration done, and no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,13 @@ def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
                 merged[name] = value
                 break
     iterations = [each.iteration for each in current.values() if each.iteration is not None]
-    merged["iteration"] = max(iterations, default=None)
+    merged["iteration"] = newest_iteration = max(iterations, default=None)
+    if newest_iteration is not None:
+        # A pod that was asked a moment earlier may report the iteration before, with the loss of that one.
+        there = [current[rank] for rank in sorted(current) if current[rank].iteration == newest_iteration]
+        for name in _OF_THE_ITERATION:
+            known = (getattr(each, name) for each in there)
+            merged[name] = next((value for value in known if value is not None), None)
     # A new pod learns the earlier incidents and evaluations from the first pod.
     merged["evaluations"] = next((each.evaluations for each in in_order if each.evaluations), ())
     merged["memory"] = fullest_ranks(rank for report in current.values() for rank in report.memory)

@@ -115,11 +115,13 @@ def _update_iteration(status: StatusBuilder, reading: ProgressReading) -> None:
     report = reading.report
     old, generation = status.progress, report.generation
     restarted = old.generation is not None and generation != old.generation
-    iteration = report.iteration
+    iteration, loss, learning_rate = report.iteration, report.lm_loss, report.learning_rate
     if restarted and report.phase not in TRAINING_PHASES:
-        iteration = report.resumed_from or 0
+        # Pods that load still report the loss of the last iteration before.
+        iteration, loss, learning_rate = report.resumed_from or 0, None, None
     step, total = report.step_seconds, report.train_iters
-    if (iteration, total, generation) == (old.iteration, old.train_iters, old.generation):
+    same = (iteration, total, generation) == (old.iteration, old.train_iters, old.generation)
+    if same and (old.lm_loss is not None or loss is None):
         return
     moved = status.now
     if generation == old.generation:
@@ -132,8 +134,8 @@ def _update_iteration(status: StatusBuilder, reading: ProgressReading) -> None:
         progress=Progress(
             iteration=iteration,
             train_iters=total,
-            lm_loss=_rounded(report.lm_loss),
-            learning_rate=_rounded(report.learning_rate),
+            lm_loss=_rounded(loss),
+            learning_rate=_rounded(learning_rate),
             step_seconds=_rounded(step),
             tokens_per_second=_rounded(report.tokens_per_second),
             tflops_per_gpu=_rounded(report.tflops_per_gpu),

@@ -20,6 +20,16 @@ def test_the_first_pods_report_counts_and_the_others_complete_it() -> None:
     assert merged.iteration == 8
 
 
+def test_the_loss_is_that_of_the_iteration() -> None:
+    """Pods are asked one after the other, and an iteration may end between the two."""
+    first = report(nodeRank=0, iteration=7, lmLoss=2.75, learningRate=0.1, generation=2)
+    second = report(nodeRank=1, iteration=8, lmLoss=2.5, learningRate=0.2, generation=2)
+    merged = merge_reports({0: first, 1: second})
+    assert (merged.iteration, merged.lm_loss, merged.learning_rate) == (8, 2.5, 0.2)
+    merged = merge_reports({0: first, 1: report(nodeRank=1, iteration=8, generation=2)})
+    assert (merged.iteration, merged.lm_loss) == (8, None)
+
+
 def test_without_the_first_pod_the_next_ones_report_counts() -> None:
     merged = merge_reports({2: report(phase="rendezvous", iteration=None)})
     assert (merged.phase, merged.iteration) == ("rendezvous", None)

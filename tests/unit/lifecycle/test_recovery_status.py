@@ -69,13 +69,14 @@ def rank_incident(run: Any, generation: int, **more: Any) -> dict[str, Any]:
 
 
 def test_a_rank_that_died_is_recorded_with_its_node_and_its_cost(run: Any) -> None:
-    run.report(iteration=50, checkpointIteration=40)
-    reconcile(run)
+    run.report(iteration=50, checkpointIteration=40, lmLoss=2.5)
+    assert reconcile(run).progress.lm_loss == 2.5
     run.pods[1]["spec"] = {"nodeName": "node-7"}
     incident = rank_incident(run, 2)
-    run.report(phase="loading", iteration=50, generation=2, resumedFrom=40, incidents=[incident])
+    run.report(phase="loading", iteration=50, lmLoss=2.5, generation=2, resumedFrom=40, incidents=[incident])
     status = reconcile(run)
     assert (status.phase, reason(status, Condition.RECOVERING)) == (Phase.RECOVERING, "RankRestarted")
+    assert (status.progress.iteration, status.progress.lm_loss) == (40, None), "the loss of iteration 50"
     [kept] = status.recovery.history
     assert (kept.pod, kept.node, kept.rank) == ("worker-0", "node-7", 3)
     assert status.recovery.node_failures == {}, "a rank may die of its program"

@@ -54,6 +54,13 @@ def test_a_total_that_a_later_report_corrects_is_reported(run: Any) -> None:
     assert reconcile(run).progress.display == "70/300"
 
 
+def test_a_loss_that_becomes_known_later_is_reported(run: Any) -> None:
+    run.report(iteration=70)
+    assert reconcile(run).progress.lm_loss is None
+    run.report(iteration=70, lmLoss=2.5)
+    assert reconcile(run).progress.lm_loss == 2.5
+
+
 def test_a_second_reconcile_of_the_same_state_changes_nothing(run: Any) -> None:
     run.report(iteration=50)
     reconcile(run)

@@ -106,6 +106,10 @@ class Status:
             self._failures.clear()
             self._loaded_at = self._step_at = None
             self._finishing_save = False
+            if self._report.iteration is not None:
+                self._report = replace(
+                    self._report, iteration=resumed_from or 0, lm_loss=None, learning_rate=None
+                )
         self.set(phase="loading", generation=generation, resumed_from=resumed_from)
 
     def failures(self) -> dict[int, RankFailure]:

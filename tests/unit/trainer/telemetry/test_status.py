@@ -54,6 +54,20 @@ def test_an_iteration_is_reported_with_all_its_metrics(status: Status) -> None:
     }
 
 
+@pytest.mark.parametrize(("checkpoint", "done"), [(5, 5), (None, 0)])
+def test_a_new_generation_has_done_the_iterations_of_its_checkpoint_and_has_no_loss_yet(
+    checkpoint: int | None, done: int, status: Status
+) -> None:
+    assert status.report.iteration is None, "nothing is known before the first iteration of this pod"
+    status.apply(ITERATION)
+    status.start_generation(generation=3, resumed_from=checkpoint)
+    report = status.report
+    assert (report.iteration, report.lm_loss, report.learning_rate) == (done, None, None)
+    status.apply({"event": "phase", "rank": 0, "generation": 3, "phase": "training"})
+    status.apply(ITERATION | {"generation": 3, "iteration": 6, "lmLoss": 2.75})
+    assert (status.report.iteration, status.report.lm_loss) == (6, 2.75)
+
+
 @pytest.mark.parametrize("event", [{"event": "busy", "doing": "packing samples"}, {"event": "pulse"}])
 def test_a_rank_that_is_busy_or_evaluates_changes_the_time_of_the_report_alone(
     event: dict[str, str], status: Status, monkeypatch: pytest.MonkeyPatch
