@@ -64,9 +64,9 @@ from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.family_layers import build_locally
 from megatron_trainer.bridge.starting_weights import StartingWeights
 from megatron_trainer.platform import gpu
+from megatron_trainer.read_errors import is_temporary
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
-from megatron_trainer.worker.read_errors import is_temporary
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
 _OURS = (

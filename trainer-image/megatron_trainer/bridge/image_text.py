@@ -22,7 +22,7 @@ from megatron_trainer.bridge.lines import Lines
 from megatron_trainer.bridge.omni_batches import PROCESSOR as OF_QWEN
 from megatron_trainer.bridge.sample_files import SampleLineError
 from megatron_trainer.bridge.sound import Sound, decode
-from megatron_trainer.worker.read_errors import is_temporary
+from megatron_trainer.read_errors import is_temporary
 
 FILES = ("training.jsonl", "validation.jsonl")
 _OF_BOTH = (OF_QWEN, nemotron_batches.NemotronOmniProcessor.__name__)

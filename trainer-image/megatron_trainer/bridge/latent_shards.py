@@ -18,7 +18,7 @@ import torch
 
 from megatron_trainer.bridge.sample_files import SampleLineError
 from megatron_trainer.bridge.tar_files import files_of
-from megatron_trainer.worker.read_errors import is_temporary
+from megatron_trainer.read_errors import is_temporary
 
 SUFFIX: Final = "*.tar"
 _PARTS: Final = ("pth", "pickle")

@@ -11,8 +11,8 @@ from typing import Any, Final
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints import selection
+from megatron_trainer.read_errors import is_temporary
 from megatron_trainer.worker.failures import RankError
-from megatron_trainer.worker.read_errors import is_temporary
 
 _SIZES: Final[tuple[str, ...]] = (
     *("hybrid_layer_pattern", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),

@@ -25,6 +25,7 @@ from megatron_trainer.bridge.agreed_weights import Start
 from megatron_trainer.bridge.starting_weights import StartingWeights
 from megatron_trainer.checkpoints import selection
 from megatron_trainer.flags import BRIDGE_FORMAT
+from megatron_trainer.read_errors import is_temporary
 from megatron_trainer.telemetry.reporter import SKIP_ENV, Reporter
 from megatron_trainer.worker import main, tracebacks
 from megatron_trainer.worker.arguments import require_gpus
@@ -36,7 +37,6 @@ from megatron_trainer.worker.failures import (
     classify_in_step,
     describe,
 )
-from megatron_trainer.worker.read_errors import is_temporary
 
 
 def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from megatron_trainer.errors import TrainerError
-from megatron_trainer.worker.read_errors import is_temporary
+from megatron_trainer.read_errors import is_temporary
 
 FILE: Final = "blend.json"
 PARTS: Final = ("training", "validation")

@@ -9,8 +9,8 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import configuration
 from megatron_trainer.bridge.chat_tokens import AnswerError, ids_of, tokenize
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.read_errors import is_temporary
 from megatron_trainer.worker.failures import RankError
-from megatron_trainer.worker.read_errors import is_temporary
 
 
 class SampleLineError(TrainerError):

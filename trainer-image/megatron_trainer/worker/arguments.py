@@ -18,10 +18,10 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints.selection import read_tracker
 from megatron_trainer.flags import value_of
+from megatron_trainer.read_errors import is_temporary
 from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
-from megatron_trainer.worker.read_errors import is_temporary
 
 _NO_DRIVER = (
     "no NVIDIA driver in this container (libcuda.so.1 cannot be loaded): the pod must request GPUs "

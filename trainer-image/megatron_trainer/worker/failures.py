@@ -12,6 +12,7 @@ from megatron_trainer.checkpoints.checkpoint_lease import LeaseLostError
 from megatron_trainer.checkpoints.load_errors import caused_by_content
 from megatron_trainer.checkpoints.volume import SAVE_FAILED, format_bytes, free_bytes
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.read_errors import is_temporary_in_step
 from megatron_trainer.secret_values import scrub
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
@@ -20,7 +21,6 @@ from megatron_trainer.worker.megatron_hooks import (
     UnreadableCheckpointError,
     WrongCheckpointError,
 )
-from megatron_trainer.worker.read_errors import is_temporary_in_step
 
 # Exit code of Megatron's rerun state machine (megatron.core.rerun_state_machine).
 FAILED_ON_RESULT_VALIDATION = 17

@@ -25,6 +25,7 @@ from megatron_trainer.checkpoints import async_checkpoint_writers
 from megatron_trainer.flags import resume
 from megatron_trainer.health import stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
+from megatron_trainer.read_errors import is_temporary
 from megatron_trainer.telemetry.reporter import FINISHED, RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import dataset_helpers, gpt, tracebacks
 from megatron_trainer.worker.arguments import load_only_what_exists, model_config, parse, require_gpus
@@ -38,7 +39,6 @@ from megatron_trainer.worker.failures import (
     flags_refused,
 )
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
-from megatron_trainer.worker.read_errors import is_temporary
 
 
 def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:

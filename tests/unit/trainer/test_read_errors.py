@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from megatron_trainer.worker.read_errors import is_temporary
+from megatron_trainer.read_errors import is_temporary
 
 # Reads of address 0 of a process's memory fail with EIO.
 FAILING = Path("/proc/self/mem")
