@@ -13,6 +13,7 @@ BRIDGE_FORMAT = "bridge"
 MEGATRON_FSDP = "--use-megatron-fsdp"
 FSDP_FORMAT = "fsdp_dtensor"
 """Of its checkpoints, which torch's own writer saves: they have no metadata.json."""
+_PRETRAINED = "--pretrained-checkpoint"
 _DATA_FLAGS = {"--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path"}
 
 
@@ -31,6 +32,8 @@ class Flags:
     async_strategy: str | None = None
     num_workers: int = 2
     """The data loader's processes of one rank; Megatron's own default."""
+    pretrained: Path | None = None
+    """The folder whose weights a run without a checkpoint of its own starts from."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train-iters", type=int)
     parser.add_argument("--ckpt-format", default="torch_dist")
     parser.add_argument("--async-strategy")
+    parser.add_argument(_PRETRAINED, type=Path)
     parser.add_argument("--num-workers", type=int, default=Flags.num_workers)
     parser.add_argument("--non-persistent-ckpt-type")
     parser.add_argument("--non-persistent-global-ckpt-dir", type=Path)
@@ -67,6 +71,7 @@ def read(argv: Sequence[str]) -> Flags:
         fast,
         args.async_strategy,
         args.num_workers,
+        args.pretrained_checkpoint,
     )
 
 
@@ -97,9 +102,13 @@ _FRESH_START = {"--finetune", "--no-load-optim", "--no-load-rng"}
 def resume(argv: Sequence[str]) -> list[str]:
     """Return the flags of a restart: load everything from the run's own save directory.
 
-    Raises FlagError as `read` does.
+    Without a tracker there, as where only a checkpoint on the node's disk is complete, Megatron would start
+    from --pretrained-checkpoint. Raises FlagError as `read` does.
     """
-    kept = [word for word in argv if word not in _FRESH_START]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(_PRETRAINED)
+    _, others = parser.parse_known_args(list(argv))
+    kept = [word for word in others if word not in _FRESH_START]
     return [*kept, "--load", str(read(argv).save)]
 
 

@@ -62,6 +62,16 @@ def test_a_restart_loads_everything_from_the_save_directory() -> None:
 
 
 @pytest.mark.parametrize(
+    "words", [["--pretrained-checkpoint", "/weights"], ["--pretrained-checkpoint=/weights"]]
+)
+def test_a_restart_does_not_begin_with_the_pretrained_weights_again(words: list[str]) -> None:
+    """Megatron would take them while the save directory has no tracker."""
+    resumed = flags.resume([*words, "--finetune", "--save", "/c", "--bf16"])
+    assert resumed == ["--save", "/c", "--bf16", "--load", "/c"]
+    assert flags.read([*words, "--save", "/c"]).pretrained == Path("/weights")
+
+
+@pytest.mark.parametrize(
     ("words", "fast"),
     [
         ([], None),

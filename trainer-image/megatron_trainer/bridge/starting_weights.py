@@ -17,6 +17,15 @@ from megatron_trainer.worker.failures import RankError
 
 FIELD: Final = "checkpoint.pretrained_checkpoint"
 _CONFIG: Final = "run_config.yaml"
+_SIGNS: Final = (
+    _CONFIG,
+    "metadata.json",
+    ".metadata",
+    "latest_train_state.pt",
+    selection.TRACKER,
+    "config.json",
+)
+"""A folder with one of these is a checkpoint for Bridge 0.6.2, or a model of Hugging Face."""
 _OF_ADAPTERS: Final = ("_target_", "dim", "alpha", "target_modules")
 """Settings of adapters that their values depend on."""
 
@@ -40,9 +49,16 @@ class StartingWeights:
 def find(asked: Path) -> StartingWeights:
     """The weights that are now the newest in the folder which a run is given.
 
-    Raises RankError with BAD_DATA where the weights below adapters are not those that they were trained on.
+    Raises OSError, RankError with NO_CHECKPOINT for a folder without any, with BAD_DATA where the weights
+    below adapters are not those that they were trained on.
     """
     newest = _newest(asked)
+    if not any((folder / name).exists() for folder in {asked, newest} for name in _SIGNS):
+        raise RankError(
+            ExitCode.NO_CHECKPOINT,
+            f"{FIELD}: {asked} has no checkpoint, and the run starts from its weights; correct the folder, "
+            "or import the weights again",
+        )
     config = configuration(newest)
     if config is None or config.get("peft") is None:
         return StartingWeights(asked, newest)
@@ -71,11 +87,14 @@ def require(recorded: WeightsRecord, of: Path) -> None:
 
 
 def configuration(checkpoint: Path) -> dict[str, Any] | None:
-    """The configuration in a checkpoint of Megatron-Bridge, or in an import; None where it cannot be read."""
+    """The configuration in a checkpoint of Megatron-Bridge, or in an import; None for none that is valid.
+
+    Raises OSError where it cannot be read: without it adapters would count as weights.
+    """
     import yaml
 
     for folder in (checkpoint, checkpoint / selection.RELEASE):
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, yaml.YAMLError):
             found = yaml.safe_load((folder / _CONFIG).read_text(encoding="utf-8"))
             if isinstance(found, dict):
                 return found
@@ -112,6 +131,6 @@ def _newest(folder: Path) -> Path:
     """The iteration that the tracker of a run names, else the folder itself, as of an import."""
     try:
         text = selection.read_tracker(folder)
-    except OSError:
+    except NotADirectoryError:
         return folder
     return selection.directory(folder, int(text)) if text is not None and text.isdecimal() else folder

@@ -44,9 +44,16 @@ class WeightsRecord:
 
     @classmethod
     def read(cls, save: Path) -> Self | None:
-        """The record of the run that saves to `save`; None where there is none."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads((save / FILE).read_text(encoding="utf-8"))
+        """The record of the run that saves to `save`; None where there is none.
+
+        Raises OSError where it cannot be read: another one in its place would name other weights.
+        """
+        try:
+            text = (save / FILE).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found = json.loads(text)
             adapters = found["adapters"]
             return cls(
                 Path(found["from"]),
@@ -58,15 +65,21 @@ class WeightsRecord:
         return None
 
     def why_unusable(self) -> str | None:
-        """What has become of the weights since, in words after `which`; None if they are the same."""
+        """What has become of the weights since, in words after `which`; None if they are the same.
+
+        Raises OSError where they cannot be read.
+        """
         if not self.weights.is_dir():
             return "is not there"
         return None if digest(self.weights) == self.sha256 else "has other weights now"
 
 
 def digest(checkpoint: Path) -> str | None:
-    """SHA-256 of the index of a checkpoint, which each save writes; of an import that of its release."""
+    """SHA-256 of the index of a checkpoint, which each save writes; of an import that of its release.
+
+    None where there is none. Raises OSError where it cannot be read.
+    """
     for file in (checkpoint / _INDEX, checkpoint / RELEASE / _INDEX):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return hashlib.sha256(file.read_bytes()).hexdigest()
     return None

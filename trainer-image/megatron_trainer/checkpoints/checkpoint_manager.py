@@ -276,7 +276,19 @@ class CheckpointManager:
             raise RunEndedError(
                 Ending(ExitCode.NO_CHECKPOINT, f"no complete checkpoint in {load}; one is required")
             )
-        self._log(f"starting from the checkpoint in {load}" if elsewhere else "starting from the beginning")
+        weights = None if elsewhere else self._flags.pretrained
+        if weights is not None and selection.read_tracker(weights) is None:
+            raise RunEndedError(
+                Ending(
+                    ExitCode.NO_CHECKPOINT,
+                    f"no checkpoint in {weights}, whose weights the run starts from (init.from): it has no "
+                    f"{selection.TRACKER}; correct the folder, or import the weights again",
+                )
+            )
+        source = load if elsewhere else weights
+        self._log(
+            "starting from the beginning" if source is None else f"starting from the checkpoint in {source}"
+        )
         return None
 
     def _can_load(self) -> bool:

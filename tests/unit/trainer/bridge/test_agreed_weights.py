@@ -14,6 +14,7 @@ from megatron_trainer.checkpoints import selection
 from megatron_trainer.worker.failures import RankError
 
 from tests.unit.trainer.bridge.test_starting_weights import checkpoint, imported
+from tests.unit.trainer.checkpoints.test_selection import fail_reads
 
 
 def first(rank: int, name: str = "launcher/0") -> Start:
@@ -108,3 +109,28 @@ def test_the_check_before_a_start_records_nothing(tmp_path: Path) -> None:
     assert agreed_weights.before_start(base, save, adapts=True).base == newest
     assert not save.exists()
     assert starting_weights.find(base).base == newest
+
+
+@pytest.mark.parametrize("name", ["run/weights.json", "base/iter_0000010/.metadata"])
+def test_what_cannot_be_read_now_neither_replaces_the_record_nor_ends_the_run(
+    name: str, tmp_path: Path
+) -> None:
+    base, save = tmp_path / "base", tmp_path / "run"
+    checkpoint(base, 10)
+    agreed_weights.of_start(base, save, first(0), adapts=True)
+    checkpoint(base, 20)
+    file = tmp_path / name
+    content = file.read_bytes()
+    fail_reads(file)
+    with pytest.raises(OSError, match="Input/output error"):
+        agreed_weights.of_start(base, save, resumed(0), adapts=True)
+    file.unlink()
+    file.write_bytes(content)
+    assert agreed_weights.of_start(base, save, resumed(0), adapts=True).base == base / "iter_0000010"
+
+
+def test_adapters_whose_configuration_cannot_be_read_now_do_not_count_as_weights(tmp_path: Path) -> None:
+    adapters = checkpoint(tmp_path / "lora", 10, imported(tmp_path / "base"))
+    fail_reads(adapters / "run_config.yaml")
+    with pytest.raises(OSError, match="Input/output error"):
+        starting_weights.find(tmp_path / "lora")

@@ -47,6 +47,16 @@ def test_weights_are_those_of_the_iteration_that_the_tracker_names(tmp_path: Pat
     assert starting_weights.find(newest).base == newest
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_without_a_checkpoint_is_named(exists: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "model-megatron"
+    if exists:
+        folder.mkdir()
+    with pytest.raises(RankError, match=f"{folder} has no checkpoint") as error:
+        starting_weights.find(folder)
+    assert error.value.code == ExitCode.NO_CHECKPOINT
+
+
 def test_an_import_is_read_as_it_is(tmp_path: Path) -> None:
     folder = imported(tmp_path / "model-megatron")
     assert starting_weights.find(folder).base == folder

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.unit.trainer.checkpoints.test_selection import fail_reads, write_chec
 class Run:
     """A run with persistent checkpoints at 10 and 20, non-persistent ones at 22 and 24."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self.save, self.fast = folder / "save", folder / "fast"
         for root, iterations in ((self.save, (10, 20)), (self.fast, (22, 24))):
             for iteration in iterations:
@@ -39,6 +40,7 @@ class Run:
             [
                 *("--save", str(self.save), "--train-iters", "100"),
                 *("--non-persistent-ckpt-type", "global", "--non-persistent-global-ckpt-dir", str(self.fast)),
+                *words,
             ]
         )
         status = Status(0, 100)
@@ -67,6 +69,24 @@ def bad_loss(iteration: int) -> FailureReport:
 def test_the_newest_checkpoint_of_both_directories_is_loaded(run: Run) -> None:
     assert run.start() == 24
     assert run.trackers() == ("20", "24")
+
+
+def test_starting_weights_that_are_missing_end_a_run_without_checkpoints_at_once(tmp_path: Path) -> None:
+    """Megatron would raise on every rank, which counts as an error that a restart may heal."""
+    weights = tmp_path / "model-megatron"
+    run = Run(tmp_path, "--pretrained-checkpoint", str(weights))
+    assert run.start() == 24, "a run that resumes needs them no longer"
+    for folder in (run.save, run.fast):
+        (folder / selection.TRACKER).unlink()
+        for checkpoint in folder.glob("iter_*"):
+            shutil.rmtree(checkpoint)
+    with pytest.raises(RunEndedError) as ended:
+        run.start()
+    assert ended.value.ending.code == ExitCode.NO_CHECKPOINT
+    assert f"no checkpoint in {weights}, whose weights the run starts from (init.from)" in str(ended.value)
+    weights.mkdir()
+    (weights / selection.TRACKER).write_text(selection.RELEASE)
+    assert run.start() is None
 
 
 def test_the_newest_checkpoint_to_load_is_that_of_both_directories(run: Run) -> None:
