@@ -10,6 +10,7 @@ _OF_VOLUMES: Final = frozenset(
 """Errors of disks, and of mounts whose server or daemon does not respond. Those of a hub that cannot be
 reached are others: a refused connection, an unknown name, no route."""
 _NUMBER: Final = re.compile(r"\[Errno (\d{1,4})\]")
+_NUMBER_OF_RUST: Final = re.compile(r"\(os error (\d{1,4})\)")
 _LOADER: Final = "DataLoader worker"
 _KILLED: Final = "killed by signal: Bus error"
 """What the kernel does to a process that reads a mapped file which its volume does not return."""
@@ -17,7 +18,20 @@ _KILLED: Final = "killed by signal: Bus error"
 
 def is_temporary(error: BaseException) -> bool:
     """Whether an error, or one that it was raised for, is of a volume: a retry may read it."""
-    return any(isinstance(each, OSError) and each.errno in _OF_VOLUMES for each in _chain(error))
+    return of_volume(error) is not None
+
+
+def of_volume(error: BaseException) -> OSError | None:
+    """The error of a volume that an error is, or was raised for; None where it is none of a volume."""
+    found = (each for each in _chain(error) if isinstance(each, OSError) and _number(each) in _OF_VOLUMES)
+    return next(found, None)
+
+
+def _number(error: OSError) -> int | None:
+    """The number of the system, which safetensors, written in Rust, has in its text alone."""
+    if error.errno is None and (text := _NUMBER_OF_RUST.search(str(error))):
+        return int(text[1])
+    return error.errno
 
 
 def is_temporary_in_step(error: BaseException) -> bool:

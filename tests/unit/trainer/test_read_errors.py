@@ -39,6 +39,11 @@ def test_what_a_library_raises_for_a_temporary_error_is_temporary(code: int, exp
     assert is_temporary(raised_by_a_library(error, explicitly=explicitly))
 
 
+def test_an_error_of_rust_has_its_number_in_its_text() -> None:
+    assert is_temporary(OSError("Stale file handle (os error 116)"))
+    assert not is_temporary(OSError("No such file or directory (os error 2)"))
+
+
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM])
 def test_a_file_that_is_missing_or_closed_stays_so(code: int) -> None:
     error = OSError(code, os.strerror(code))

@@ -31,6 +31,7 @@ from megatron_contract.limits import cut_to_json
 from megatron_contract.termination import MAX_MESSAGE_BYTES, TerminationMessage
 
 from megatron_trainer import secret_values
+from megatron_trainer.read_errors import of_volume
 from megatron_trainer.weights import hub
 from megatron_trainer.weights.conversion_error import (
     AuditError,
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         with _protected(arguments, chosen.iteration):
             audit = _run(arguments)
     except (ConversionError, DestinationExistsError) as error:
+        if (volume := of_volume(error)) is not None:
+            _end(FAILED, f"error: {arguments.source or arguments.to}: {volume}; the volume did not respond")
         _end(REFUSED, f"error: {error}")
     except AuditError as error:
         _end(FAILED, f"{error}; nothing was written to {arguments.to}")

@@ -21,7 +21,7 @@ from megatron_trainer.weights import command, destination
 from megatron_trainer.weights.audit import Audit
 from megatron_trainer.weights.huggingface_folder import write_weights
 
-from tests.unit.trainer.checkpoints.test_selection import write_checkpoint
+from tests.unit.trainer.checkpoints.test_selection import fail_reads, write_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,22 @@ def test_an_unknown_architecture_is_refused_with_those_that_convert(
     assert "architecture Qwen4ForCausalLM of config.json is not among" in error
     assert "did you mean Qwen3ForCausalLM?" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_volume_that_does_not_respond_is_no_damaged_model(
+    name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Job tries again; it would take a refusal as final."""
+    [weights] = model.glob("*.safetensors")
+    fail_reads(model / name if name == "config.json" else weights)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["import", "--from", str(model), "--to", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert ended.value.code == command.FAILED, error
+    assert f"{model}: " in error
+    assert "the volume did not respond" in error
+    assert "download it again" not in error
 
 
 def test_an_existing_destination_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
