@@ -113,7 +113,7 @@ def test_ranks_that_split_sequences_train_as_one_does(trained: Trained, model: s
         pytest.param(EXPERTS, 2, sizes(tensor=2), marks=pytest.mark.repeats),
         pytest.param(SHARED_EXPERT, 2, sizes(tensor=2, expert_tensor=1), marks=pytest.mark.repeats),
         (SHARED_EXPERT, 2, sizes(tensor=2, expert=2, expert_tensor=1)),
-        (EXPERTS, 4, sizes(tensor=2, expert=2)),
+        pytest.param(EXPERTS, 4, sizes(tensor=2, expert=2), marks=pytest.mark.repeats),
         (SHARED_EXPERT, 4, sizes(tensor=2, pipeline=2)),
     ],
     ids=[

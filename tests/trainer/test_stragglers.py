@@ -36,6 +36,7 @@ def test_a_slow_rank_is_named_with_its_node_until_it_is_as_fast_as_the_others(ga
     until("the rank to be cleared", lambda: stragglers(gang, 0) == [] or None)
 
 
+@pytest.mark.repeats
 @pytest.mark.usefixtures("busy_machine")
 def test_a_healthy_gang_on_a_busy_machine_names_nobody(gang: Gang) -> None:
     gang.start(extra=LONG)
@@ -48,7 +49,7 @@ def test_a_healthy_gang_on_a_busy_machine_names_nobody(gang: Gang) -> None:
 
 @pytest.fixture
 def busy_machine() -> Iterator[None]:
-    """Two processes for each core that compute without end."""
+    """Two processes for each core that compute without end, which slows down whatever runs beside them."""
     command = [sys.executable, "-c", "while True: pass"]
     busy = [psutil.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
     yield
