@@ -18,6 +18,9 @@ PIPELINE_OVER_TWO = (
     "--tensor-model-parallel-size 1 --expert-model-parallel-size 2 --pipeline-model-parallel-size 2"
 )
 
+LOCAL_INTERVAL = 4
+"""Iterations between checkpoints on the node's disk: the first one comes before the first on the volume."""
+
 NewRun = Callable[[str], Gang]
 
 
@@ -38,18 +41,20 @@ def new_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm: WarmPr
 
 
 def test_a_run_in_another_layout_starts_from_the_weights_and_resumes_from_its_own_checkpoints(
-    new_run: NewRun,
+    new_run: NewRun, tmp_path: Path
 ) -> None:
+    """With only one on the node's disk, which has no tracker that keeps Megatron from the weights again."""
     first = new_run(EXPERTS_OVER_FOUR)
     first.start(extra=("--train-iters", str(SAVE_INTERVAL)))
     assert first.wait() == [0], first.log()[-3000:]
     weights = ("--pretrained-checkpoint", str(first.save))
 
     run = new_run(PIPELINE_OVER_TWO)
-    run.hold_after(SAVE_INTERVAL + 1)
+    run.flags += f"--non-persistent-ckpt-type global --non-persistent-save-interval {LOCAL_INTERVAL}".split()
+    run.flags += ["--non-persistent-global-ckpt-dir", str(tmp_path / "local")]
+    run.hold_after(LOCAL_INTERVAL + 1)
     run.start(extra=weights)
-    run.await_iteration(SAVE_INTERVAL + 1)
-    run.await_checkpoint(SAVE_INTERVAL)
+    run.await_iteration(LOCAL_INTERVAL + 1)
     run.kill_rank(0)
     same_layout = new_run(EXPERTS_OVER_FOUR)
     same_layout.start(extra=(*weights, "--train-iters", "1"))
@@ -61,7 +66,7 @@ def test_a_run_in_another_layout_starts_from_the_weights_and_resumes_from_its_ow
     assert losses[1] == [pytest.approx(expected, rel=1e-4)], "the first batch again"
     assert losses[1][0] < random_weights - 0.1
     (incident,) = run.incidents()
-    assert incident["resumedFrom"] == SAVE_INTERVAL
+    assert incident["resumedFrom"] == LOCAL_INTERVAL
     assert sorted(losses) == list(range(1, TRAIN_ITERS + 1))
     different = {iteration: each for iteration, each in losses.items() if len(set(each)) > 1}
     assert not different, "every repeated iteration has the loss that it had before"
