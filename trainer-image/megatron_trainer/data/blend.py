@@ -31,6 +31,7 @@ from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.shards import Encoder, RecordEncoder, TokenEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
+from megatron_trainer.data.validation_files import check_validation_files
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
 
 _WAIT_SECONDS = 0.2
@@ -97,6 +98,9 @@ def prepare(
         encoder = load_checked(tokenizer_dir, append_eod=append_eod, needs=needs, worker=worker)
     render = _template(sources, tokenizer_dir)
     datasets = [_dataset(source, folder, tokenizer_dir, encoder) for source in sources]
+    if needs is not None:
+        names = {source.name for source in sources if str(source.output) in needs.validation}
+        check_validation_files(datasets, names)
     if isinstance(encoder, Encoder) and not all(dataset.done.is_file() for dataset in datasets):
         encoder = FastEncoder(encoder, tokenizer_dir, threads, log)
     meter = meter or Meter(log)

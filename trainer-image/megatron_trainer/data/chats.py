@@ -35,6 +35,7 @@ from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.shards import RecordEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
+from megatron_trainer.data.validation_files import check_validation_files
 from megatron_trainer.tokenizer_files import digest_of_tokenizer
 
 FILES = ("training.jsonl", "validation.jsonl")
@@ -70,6 +71,7 @@ def prepare_chats(
         for source in sources
     }
     datasets = [_dataset(source, folder, digests[source.name]) for source in sources]
+    check_validation_files(datasets, {source.name for source in sources if source.validation})
     made = _folder(datasets, folder)
     _check_link(sources[0], root, made)
     meter = meter or Meter(log)
