@@ -31,7 +31,7 @@ from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
 from megatron_trainer.data.log import log
-from megatron_trainer.data.patterns import left_out, may_not_read
+from megatron_trainer.data.patterns import is_prepared, left_out, may_not_read
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import PrepareOptions, parse_options, split_flags
 from megatron_trainer.data.unused_files import remove_unused
@@ -48,7 +48,7 @@ _PROGRESS_SECONDS = 5.0
 
 
 def find_files(options: PrepareOptions) -> list[Path]:
-    """Return the files to read, sorted, without duplicates.
+    """Return the files to read, sorted, without duplicates, and without what was prepared before.
 
     Raises PreparationError if there are none, for one that a glob matches and that cannot be read, and for a
     link that leads out of the source's volume.
@@ -60,7 +60,14 @@ def find_files(options: PrepareOptions) -> list[Path]:
     for each in options.include:
         if problem := left_out(options.source, each):
             raise PreparationError(ExitCode.BAD_DATA, problem)
-    files = sorted({path for glob in options.include for path in options.source.glob(glob) if path.is_file()})
+    files = sorted(
+        {
+            path
+            for pattern in options.include
+            for path in options.source.glob(pattern)
+            if path.is_file() and not is_prepared(path, options.source / pattern)
+        }
+    )
     if not files:
         raise PreparationError(
             ExitCode.BAD_DATA, f"no file under {options.source} matches {' or '.join(options.include)}"

@@ -20,7 +20,7 @@ from megatron_trainer.data.compression import is_compressed
 from megatron_trainer.data.files import SourceFile, path_of, size_of, version_of
 from megatron_trainer.data.media import IMAGES, Medium
 from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
-from megatron_trainer.data.patterns import is_wild, left_out
+from megatron_trainer.data.patterns import fixed, is_prepared, left_out
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
 
@@ -114,7 +114,9 @@ def parse_sources(text: str, store: Store = AWS) -> list[Source]:
 def find_files(source: Source) -> list[SourceFile]:
     """Return the files or objects of a source in the order in which they are read.
 
-    Hidden files are left out, as by a shell, unless the pattern names them: copies in progress are such.
+    Hidden files are left out, as by a shell, unless the pattern names them: copies in progress are such. What
+    was prepared is left out too, unless the pattern names its folder.
+
     Raises PreparationError if there are none, for one that the pattern matches and that cannot be read, and
     for a link that leads out of the source's volume.
     """
@@ -162,9 +164,12 @@ def _matches(source: Source) -> list[Path]:
     except ValueError as error:
         raise _no_pattern(source, error) from error
     hidden = any(part.startswith(".") for part in path.parts)
-    fixed = len(_fixed(path).parts)
+    named = len(fixed(path).parts)
     files = sorted(
-        each for each in found if hidden or not any(part.startswith(".") for part in each.parts[fixed:])
+        each
+        for each in found
+        if (hidden or not any(part.startswith(".") for part in each.parts[named:]))
+        and not is_prepared(each, path)
     )
     if problem := left_out(root, str(path.relative_to(root))):
         raise source.refuse("path", problem)
@@ -173,15 +178,9 @@ def _matches(source: Source) -> list[Path]:
     return files
 
 
-def _fixed(pattern: Path) -> Path:
-    """The folders of a pattern before its first wildcard."""
-    parts = [index for index, part in enumerate(pattern.parts) if is_wild(part)]
-    return Path(*pattern.parts[: parts[0]]) if parts else pattern.parent
-
-
 def _nearest(path: Path) -> str:
     """What is there instead of a path without files."""
-    folder = _fixed(path)
+    folder = fixed(path)
     missing = None
     while not folder.is_dir() and folder != folder.parent:
         missing, folder = folder, folder.parent

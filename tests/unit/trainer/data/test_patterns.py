@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.data import prepare, sources
+from megatron_trainer.data import patterns, prepare, sources
 from megatron_trainer.data.patterns import left_out
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import parse_options
@@ -98,3 +98,32 @@ def test_what_may_not_be_read_is_not_named_as_what_may_not_be_written(
     words = ["--source", f"{corpus}/open", "--include", include, "--output-prefix", f"{corpus}/open/out/code"]
     code, text, _ = prepare._run([*words, "--tokenizer-dir", f"{corpus}/tokenizer"])
     assert (code, text) == (ExitCode.BAD_DATA, f"{problem.format(corpus)} {os.geteuid()}")
+
+
+@pytest.fixture
+def data_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data volume with a file of a user, and with what another recipe has prepared."""
+    monkeypatch.setattr(patterns, "PREPARED", tmp_path / "prepared")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.jsonl").write_text('{"text": "a document"}\n')
+    made = tmp_path / "prepared" / "objects" / "0f"
+    made.mkdir(parents=True)
+    (made / "training.jsonl").write_text('{"messages": []}\n')
+    (tmp_path / "prepared" / "removed.jsonl").symlink_to(made / "gone")
+    return tmp_path
+
+
+@pytest.mark.parametrize("pattern", ["**/*.jsonl", "*/*.jsonl", "*/**/*.jsonl"])
+def test_what_was_prepared_is_not_what_a_pattern_of_the_volume_means(data_volume: Path, pattern: str) -> None:
+    found = source(data_volume, {"path": f"{data_volume}/{pattern}", "format": "jsonl"})
+    words = f"--source {data_volume} --include {pattern} --output-prefix x --tokenizer-dir y".split()
+    for files in (sources.find_files(found), prepare.find_files(parse_options(words))):
+        assert files == [data_volume / "raw" / "a.jsonl"]
+
+
+def test_a_pattern_that_names_the_folder_of_what_was_prepared_matches_its_files(data_volume: Path) -> None:
+    pattern = f"{data_volume}/prepared/objects/*/*.jsonl"
+    [file] = sources.find_files(source(data_volume, {"path": pattern, "format": "jsonl"}))
+    assert file == data_volume / "prepared" / "objects" / "0f" / "training.jsonl"
+    words = ["--include", "objects/**/*.jsonl", "--output-prefix", "x", "--tokenizer-dir", "y"]
+    assert prepare.find_files(parse_options(["--source", f"{data_volume}/prepared", *words])) == [file]

@@ -18,8 +18,8 @@ from megatron_trainer.data.validation_files import check_validation_files
 from tests.unit.trainer.data.corpus import TEXTS, lines, source, with_template
 
 SHARED = (
-    r"sources\[1\]\.path: .*/held-out\.jsonl is matched by data\.sources\[0\]\.path too, which is trained on; "
-    "narrow one of the two patterns"
+    r"sources\[1\]\.path: .*/held-out\.jsonl is matched by data\.sources\[0\]\.path too, "
+    "which is trained on; narrow one of the two patterns"
 )
 
 
