@@ -1,7 +1,7 @@
 """Conversations, in OpenAI's and ShareGPT's forms, as text of the tokenizer's chat template."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ class ConversationError(TrainerError):
 def to_messages(record: Any) -> list[dict[str, Any]]:
     """Return the messages of a record with `messages` or `conversations`. Raises ConversationError.
 
-    A ShareGPT record may have the system's message in `system`.
+    A record may have the system's message in `system`.
     """
     if not isinstance(record, dict):
         raise ConversationError("the record is not an object")
@@ -33,7 +33,7 @@ def to_messages(record: Any) -> list[dict[str, Any]]:
         messages = record["messages"]
         if not isinstance(messages, list) or not messages:
             raise ConversationError('"messages" is not a list of messages')
-        return [_checked(message) for message in messages]
+        return _with_system(record, [_checked(message) for message in messages])
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
         raise ConversationError(
@@ -41,11 +41,25 @@ def to_messages(record: Any) -> list[dict[str, Any]]:
             ' "content": "..."}, {"role": "assistant", "content": "..."}]}, or, to fine-tune, name a folder'
             ' of {"input": "...", "output": "..."} lines in data.datasetRoot'
         )
-    system = record.get("system")
-    if system is not None and not isinstance(system, str):
+    return _with_system(record, [_message(turn) for turn in turns])
+
+
+def _with_system(record: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    system = system_of(record, messages)
+    return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def system_of(record: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return the system's message that a record has beside its `messages`, "" for none.
+
+    Raises ConversationError for one that is no text, and for a record that has one among its messages too.
+    """
+    system = record.get("system") or ""
+    if not isinstance(system, str):
         raise ConversationError(f'"system" is of type {type(system).__name__}, not a string')
-    before = [{"role": "system", "content": system}] if system else []
-    return [*before, *(_message(turn) for turn in turns)]
+    if system and any(message["role"] == "system" for message in messages):
+        raise ConversationError('it has "system", and a message of system too; leave one of the two out')
+    return system
 
 
 def _checked(message: Any) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from tarfile import TarFile, TarInfo
 from typing import Any, Final
 
 from megatron_trainer.bridge.tar_files import files_of
-from megatron_trainer.data.chat import ROLES, ConversationError
+from megatron_trainer.data.chat import ROLES, ConversationError, system_of
 from megatron_trainer.data.media import IMAGES, Medium
 
 RECORD: Final = "json"
 """Ending of a conversation."""
+_NO_TOOLS: Final = "which samples of images or sound do not take; write them into a message"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def to_messages(
 ) -> list[dict[str, Any]]:
     """Return the messages of a record, whose contents are parts of type `text` and those of `media`.
 
-    The latter have the place of their file: `tar`, `offset` and `size` in bytes. Raises ConversationError.
+    The latter have the place of their file: `tar`, `offset` and `size` in bytes. The record may have the
+    system's message in `system`. Raises ConversationError.
     """
     if not isinstance(record, Mapping):
         raise ConversationError("the record is not an object")
@@ -84,7 +86,11 @@ def to_messages(
             'the record has neither "messages" nor "conversations"; write {"messages": [{"role": "user",'
             ' "content": "..."}, {"role": "assistant", "content": "..."}]}'
         )
+    if record.get("tools"):
+        raise ConversationError(f"it has tools, {_NO_TOOLS}")
     messages = [_message(turn, media) for turn in turns]
+    if system := system_of(record, messages):
+        messages.insert(0, {"role": "system", "content": list(_split(system, media))})
     for medium in media:
         named = [part for message in messages for part in message["content"] if part["type"] == medium.part]
         members = [member for member in files if _is_of(member, medium)]
@@ -102,6 +108,8 @@ def _message(turn: Any, media: Sequence[Medium]) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise ConversationError("a message is not an object")
     speaker, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    if turn.get("tool_calls"):
+        raise ConversationError(f"the message of {speaker} has tool_calls, {_NO_TOOLS}")
     if speaker not in ROLES:
         raise ConversationError(f"a message is of {speaker!r}; use {', '.join(ROLES)}")
     if isinstance(content, str):

@@ -15,6 +15,18 @@ CHATS: dict[str, tuple[Any, str]] = {
     "picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'only "text" is read'),
     "speaker": ({"conversations": [{"from": ["human"], "value": "x"}]}, "use human, gpt"),
     "system": ({"conversations": [{"from": "human", "value": "x"}], "system": 1}, '"system" is of type int'),
+    "no system": (
+        {"messages": [{"role": "user", "content": "x"}], "system": [1]},
+        '"system" is of type list',
+    ),
+    "two systems": (
+        {"messages": [{"role": "system", "content": "be kind"}], "system": "be brief"},
+        'it has "system", and a message of system too; leave one of the two out',
+    ),
+    "two systems of ShareGPT": (
+        {"conversations": [{"from": "system", "value": "be kind"}], "system": "be brief"},
+        'it has "system", and a message of system too',
+    ),
 }
 
 
@@ -30,6 +42,7 @@ def test_a_conversation_keeps_its_system_prompt_its_parts_and_its_tools(
 ) -> None:
     records = [
         {"system": "be kind", "conversations": [{"from": "human", "value": "hi"}]},
+        {"system": "be brief", "messages": [{"role": "user", "content": "hi"}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": part} for part in ("a", "b")]}]},
         {"messages": [{"role": "user", "content": "c"}], "tools": [{"name": "clock"}]},
     ]
@@ -39,7 +52,8 @@ def test_a_conversation_keeps_its_system_prompt_its_parts_and_its_tools(
     template.write_text("{% if tools %}[{{ tools[0].name }}]{% endif %}" + template.read_text())
     found = source(tmp_path, {"path": f"{tmp_path}/c.jsonl", "format": "chat"})
     prepare(tmp_path, folder, found)
-    expected = ["<system>be kind\n<user>hi\n", "<user>ab\n", "[clock]<user>c\n"]
+    expected = ["<system>be kind\n<user>hi\n", "<system>be brief\n<user>hi\n"]
+    expected += ["<user>ab\n", "[clock]<user>c\n"]
     assert decoded(found.output, folder) == expected
 
 

@@ -120,6 +120,22 @@ def test_all_forms_of_a_conversation_become_the_same_parts(record: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "user", "content": "<image>"}], "system": "be brief"},
+        {"conversations": [{"from": "human", "value": "<image>"}], "system": "be brief"},
+        {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "<image>"}]},
+    ],
+)
+def test_the_message_of_the_system_may_be_beside_the_others(record: dict[str, Any]) -> None:
+    (sample,) = read_samples(shard("0.json", "0.png"))
+    messages = to_messages(record, "0.tar", sample.files)
+
+    assert [each["role"] for each in messages] == ["system", "user"]
+    assert texts(messages) == [["be brief"], ["image"]]
+
+
+@pytest.mark.parametrize(
     ("record", "problem"),
     [
         ([], "not an object"),
@@ -128,6 +144,16 @@ def test_all_forms_of_a_conversation_become_the_same_parts(record: dict[str, Any
         ({"messages": [{"role": "robot", "content": "<image>"}]}, "a message is of 'robot'"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "a part of type 'video'"),
         ({"messages": [{"role": "user", "content": None}]}, "has no content"),
+        ({"messages": [{"role": "user", "content": "<image>"}], "system": 1}, '"system" is of type int'),
+        ({"messages": [{"role": "system", "content": "a"}], "system": "b"}, 'it has "system", and a message'),
+        (
+            {"messages": [{"role": "user", "content": "<image>"}], "tools": [{}]},
+            "it has tools, which samples of",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "<image>", "tool_calls": [{}]}]},
+            "the message of assistant has tool_calls, which samples",
+        ),
     ],
 )
 def test_a_record_that_is_no_conversation_about_its_images_is_refused(record: Any, problem: str) -> None:
