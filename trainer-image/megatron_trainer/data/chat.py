@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.read_errors import is_temporary
 
 ROLES: Final = {
     "human": "user",
@@ -89,14 +90,16 @@ def _message(turn: Any) -> dict[str, Any]:
 def load_template(tokenizer: Path) -> Callable[[list[dict[str, Any]], list[Any] | None], str]:
     """Return what renders messages, and tools, with the template of the tokenizer in this directory.
 
-    Raises ConversationError if the directory has none; the result raises it for messages that the template
-    refuses.
+    Raises ConversationError if the directory has none, and what a volume raises that cannot be read for a
+    while; the result raises ConversationError for messages that the template refuses.
     """
     from transformers import PreTrainedTokenizerFast
 
     try:
         loaded = PreTrainedTokenizerFast.from_pretrained(str(tokenizer), local_files_only=True)
     except Exception as error:  # of many kinds
+        if is_temporary(error):
+            raise
         raise ConversationError(f"transformers cannot load {tokenizer}: {error}") from error
     if not loaded.chat_template:
         raise ConversationError(

@@ -17,6 +17,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data.indexed_files import Entry
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.shards import Encoder, TokenEncoder, count_tokens
+from megatron_trainer.read_errors import is_temporary
 
 _BLOCK = 8 << 20
 _MODEL = "data.tokenizer.tokenizerModel"
@@ -94,9 +95,10 @@ def _values(flags: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def load_offline(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return the tokenizer of a folder as Megatron has transformers load it. Raises PreparationError.
+    """Return the tokenizer of a folder as Megatron has transformers load it.
 
-    `trust_remote_code`: code of the folder may be run, as with Megatron's flag of this name.
+    `trust_remote_code`: code of the folder may be run, as with Megatron's flag of this name. Raises
+    PreparationError, and what a volume raises that cannot be read for a while.
     """
     if not folder.is_dir():
         text = f"{_MODEL}: {folder} is not a folder; copy the tokenizer there (save_pretrained)"
@@ -104,6 +106,8 @@ def load_offline(folder: Path, *, trust_remote_code: bool = False) -> Any:
     try:
         return _load(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # of many kinds
+        if is_temporary(error):
+            raise
         text = f"{_MODEL}: transformers cannot load {folder} offline: {_reason(error)}"
         raise PreparationError(ExitCode.BAD_DATA, f"{text}; save it with save_pretrained") from error
 
@@ -111,15 +115,19 @@ def load_offline(folder: Path, *, trust_remote_code: bool = False) -> Any:
 def load_cached(name: str, *, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of this name on a hub from the cache, as a run that asks no hub loads it.
 
-    Raises PreparationError.
+    Raises PreparationError, and what a volume raises that cannot be read for a while.
     """
     fix = 'set a folder on the data volume, or env: {HF_HUB_OFFLINE: "0"} to have the trainers ask the hub'
     try:
         return _load(name, trust_remote_code=trust_remote_code)
     except OSError as error:
+        if is_temporary(error):
+            raise
         text = f"{name} is a name on a hub, which the run does not ask, and not in the image's cache"
         raise PreparationError(ExitCode.BAD_DATA, f"{_MODEL}: {text}; {fix}") from error
     except Exception as error:  # of many kinds
+        if is_temporary(error):
+            raise
         text = f"{_MODEL}: transformers cannot load {name} from the cache: {_reason(error)}"
         raise PreparationError(ExitCode.BAD_DATA, f"{text}; {fix}") from error
 

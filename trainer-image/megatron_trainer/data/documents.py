@@ -22,6 +22,7 @@ from megatron_trainer.data.sources import (
     open_parquet,
     too_long,
 )
+from megatron_trainer.read_errors import is_temporary
 
 Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
 """Makes the text of a conversation, with its tools, with the tokenizer's template."""
@@ -276,5 +277,7 @@ def _samples(source: Source, shard: Shard, render: Render | None, position: Posi
         except tarfile.TarError as error:
             raise source.refuse("path", f"{path} is not a whole tar file: {error}; copy it again") from error
         except (ConversationError, ValueError) as error:
+            if is_temporary(error):
+                raise
             place = f"{path}, {name}" if name else str(path)
             raise source.refuse("path", f"{place}: {error}") from error

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from megatron_trainer.data.answers import LEFT_OUT
 from megatron_trainer.data.chat import ConversationError
+from megatron_trainer.read_errors import is_temporary
 
 PROCESSOR_FILES: Final = (
     "preprocessor_config.json",
@@ -47,10 +48,15 @@ class SampleLines:
         try:
             return image_text.load_processor(str(self._folder))
         except (OSError, ValueError, ImportError) as error:
+            if is_temporary(error):
+                raise
             raise ConversationError(f"transformers cannot load the processor: {error}") from error
 
     def line(self, messages: list[dict[str, Any]], _tools: object = None) -> str:
-        """Return the line of a sample, or LEFT_OUT for one that is too long. Raises ConversationError."""
+        """Return the line of a sample, or LEFT_OUT for one that is too long.
+
+        Raises ConversationError, and what a volume raises that cannot be read for a while.
+        """
         if all(message["role"] != "assistant" for message in messages):
             raise ConversationError(_NO_ANSWER)
         processor = self._processor
@@ -62,6 +68,8 @@ class SampleLines:
                     part["crc32"] = image_text.checksum(part)
             tokens = image_text.count_tokens({"conversation": image_text.load_media(messages)}, processor)
         except Exception as error:  # whatever a template or a file of the user raises
+            if is_temporary(error):
+                raise
             raise ConversationError(" ".join(str(error).split())) from error
         if tokens.counted == 0:
             raise ConversationError(_NO_ANSWER)

@@ -35,6 +35,7 @@ from megatron_trainer.data.patterns import is_prepared, left_out, may_not_read
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import PrepareOptions, parse_options, split_flags
 from megatron_trainer.data.unused_files import remove_unused
+from megatron_trainer.read_errors import is_temporary
 from megatron_trainer.secret_values import name_secret_variables, scrub
 from megatron_trainer.volume_paths import left_volume
 
@@ -351,6 +352,10 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
             return ExitCode.BAD_DATA, text, None
         where = f": {error.filename}" if error.filename else ""
         return ExitCode.WORKER_DIED, f"{error.strerror or error}{where}", None
+    except Exception as error:  # what a library raises for an error of the volume
+        if not is_temporary(error):
+            raise
+        return ExitCode.WORKER_DIED, " ".join(str(error).split()), None
     return ExitCode.OK, text, result
 
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from megatron_trainer.data.shards import temporary
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.read_errors import is_temporary
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -80,13 +81,17 @@ def exists(directory: Path) -> bool:
 
 
 def load(directory: Path) -> tuple[Tokenizer, int | None]:
-    """Return the tokenizer and the id of its end-of-text token, if any. Raises TokenizerError.
+    """Return the tokenizer and the id of its end-of-text token, if any.
 
-    What the file has of truncation and padding is for inference, and is not applied.
+    Raises TokenizerError, and OSError for a volume that cannot be read for a while. What the file has of
+    truncation and padding is for inference, and is not applied.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        # The library itself would not tell which error the volume returned.
+        tokenizer = Tokenizer.from_str((directory / "tokenizer.json").read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception
+        if is_temporary(error):
+            raise
         raise TokenizerError(f"{directory}/tokenizer.json cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -100,7 +105,9 @@ def _end_token(directory: Path) -> str | None:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
             config = json.loads((directory / name).read_text(encoding="utf-8"))
-        except OSError:
+        except OSError as error:
+            if is_temporary(error):
+                raise
             continue
         except ValueError as error:
             raise TokenizerError(f"{directory}/{name} is not JSON: {error}") from error
