@@ -94,7 +94,7 @@ def file_error(error: Exception) -> str | None:
         isinstance(error, OSError) and error.errno is None
     )
     if arrow or isinstance(error, (IncompleteFileError, EOFError, zlib.error)):
-        return f"is not whole, or not of this format: {error}; copy it again"
+        return f"is not whole, or not of this format: {' '.join(str(error).split())}; copy it again"
     return None
 
 

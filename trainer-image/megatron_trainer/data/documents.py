@@ -4,16 +4,13 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from megatron_trainer.data.chat import ConversationError, to_messages
-from megatron_trainer.data.compression import file_error, open_bytes, other_format
+from megatron_trainer.data.compression import open_bytes, other_format
 from megatron_trainer.data.files import SourceFile, path_of
 from megatron_trainer.data.image_text import read_samples
 from megatron_trainer.data.image_text import to_messages as to_parts
-from megatron_trainer.data.objects import ObjectError
-from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import (
     LONGEST_DOCUMENT,
     Shard,
@@ -21,6 +18,7 @@ from megatron_trainer.data.sources import (
     check_column,
     open_parquet,
     too_long,
+    whole,
 )
 from megatron_trainer.read_errors import is_temporary
 
@@ -73,31 +71,10 @@ def read_documents(
     return (each for each in read if each and not each.isspace())
 
 
-@contextmanager
-def _whole(source: Source, path: SourceFile) -> Iterator[None]:
-    """Turn the error of a file that is cut off, of another format or not readable into one that names it."""
-    try:
-        yield
-    except ObjectError as error:
-        raise source.refuse("path", str(error), error.code) from error
-    except PreparationError:
-        raise
-    except PermissionError as error:
-        fix = f"make it readable for user {os.getuid()}"
-        raise source.refuse("path", f"{path} cannot be read; {fix}") from error
-    except FileNotFoundError as error:
-        problem = f"{path} was removed while it was prepared; copy it back, or correct the path"
-        raise source.refuse("path", problem) from error
-    except Exception as error:
-        if broken := file_error(error):
-            raise source.refuse("path", f"{path} {broken}") from error
-        raise
-
-
 def _lines(source: Source, shard: Shard, position: Position) -> Iterator[tuple[Callable[[], str], bytes]]:
     """Lines that begin in the shard, each with what names its place."""
     path = shard.files[0]
-    with _whole(source, path):
+    with whole(source, path):
         stream, raw = open_bytes(path)
         with stream:
             position.opened(raw, shard.start)
@@ -207,7 +184,7 @@ def lone_surrogate(text: str) -> str | None:
 
 def _texts(source: Source, shard: Shard, position: Position) -> Iterator[str]:
     for path in shard.files:
-        with _whole(source, path):
+        with whole(source, path):
             stream, raw = open_bytes(path)
             with stream:
                 position.opened(raw)
@@ -236,7 +213,7 @@ def _rows(source: Source, path: SourceFile, rows: Any, first: int) -> Iterator[s
 
 def _parquet(source: Source, shard: Shard) -> Iterator[str]:
     path = shard.files[0]
-    with _whole(source, path), open_parquet(path) as file:
+    with whole(source, path), open_parquet(path) as file:
         check_column(source, path, file.schema_arrow)
         groups = list(range(shard.start, shard.end or 0))
         row = sum(file.metadata.row_group(index).num_rows for index in range(shard.start))
@@ -250,7 +227,7 @@ def _arrow(source: Source, shard: Shard, position: Position) -> Iterator[str]:
 
     path = path_of(shard.files[0])
     # Of a mapped file all that was read would count as memory of the pod.
-    with _whole(source, path), pa.OSFile(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
+    with whole(source, path), pa.OSFile(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
         position.opened(raw)
         check_column(source, path, stream.schema)
         row = 0
@@ -263,7 +240,7 @@ def _samples(source: Source, shard: Shard, render: Render | None, position: Posi
     assert render is not None, "samples need a processor"
     path = path_of(shard.files[0])
     name = ""
-    with _whole(source, path), path.open("rb") as raw:
+    with whole(source, path), path.open("rb") as raw:
         position.opened(raw)
         try:
             with tarfile.open(fileobj=raw, mode="r:") as tar:

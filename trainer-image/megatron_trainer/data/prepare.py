@@ -81,6 +81,13 @@ def find_files(options: PrepareOptions) -> list[Path]:
     return files
 
 
+def _denied(error: PermissionError) -> str:
+    """What this user may not do, and the fix; an error of a library may not name the file."""
+    if error.filename is None:
+        return f"{error}; let user {os.geteuid()} read the sources, and write to the data volume"
+    return _not_permitted(Path(str(error.filename)))
+
+
 def _not_permitted(path: Path) -> str:
     """What this user may not do with a file, and the fix."""
     verb = "read" if may_not_read(path) else "write"
@@ -345,7 +352,7 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
     except PreparationError as error:
         return error.code, str(error), None
     except PermissionError as error:
-        return ExitCode.BAD_DATA, _not_permitted(Path(str(error.filename))), None
+        return ExitCode.BAD_DATA, _denied(error), None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             text = "spec.data.volume: no space is left on the data volume; enlarge it, or delete old datasets"

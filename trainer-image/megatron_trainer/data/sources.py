@@ -7,6 +7,7 @@ of workers.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Literal, get_args
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data import objects
-from megatron_trainer.data.compression import is_compressed
+from megatron_trainer.data.compression import file_error, is_compressed
 from megatron_trainer.data.files import SourceFile, path_of, size_of, version_of
 from megatron_trainer.data.media import IMAGES, Medium
 from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
@@ -302,6 +303,27 @@ def _groups(source: Source, files: Sequence[SourceFile], most: int) -> Iterator[
 
 
 @contextmanager
+def whole(source: Source, path: SourceFile) -> Iterator[None]:
+    """Turn the error of a file that is cut off, of another format or not readable into one that names it."""
+    try:
+        yield
+    except ObjectError as error:
+        raise source.refuse("path", str(error), error.code) from error
+    except PreparationError:
+        raise
+    except PermissionError as error:
+        fix = f"make it readable for user {os.getuid()}"
+        raise source.refuse("path", f"{path} cannot be read; {fix}") from error
+    except FileNotFoundError as error:
+        problem = f"{path} was removed while it was prepared; copy it back, or correct the path"
+        raise source.refuse("path", problem) from error
+    except Exception as error:
+        if broken := file_error(error):
+            raise source.refuse("path", f"{path} {broken}") from error
+        raise
+
+
+@contextmanager
 def open_parquet(path: SourceFile) -> Iterator[Any]:
     """Open a Parquet file: a pyarrow.parquet.ParquetFile. Raises ObjectError, and what pyarrow raises."""
     import pyarrow.parquet as pq
@@ -319,11 +341,12 @@ def open_parquet(path: SourceFile) -> Iterator[Any]:
 def _row_groups(source: Source, path: SourceFile, most: int) -> Iterator[Shard]:
     import pyarrow as pa
 
-    try:
-        with _named(source), open_parquet(path) as file:
-            metadata, schema = file.metadata, file.schema_arrow
-    except pa.ArrowException as error:
-        raise source.refuse("path", f"{path} is not a Parquet file: {error}; copy it again") from error
+    with whole(source, path):
+        try:
+            with open_parquet(path) as file:
+                metadata, schema = file.metadata, file.schema_arrow
+        except pa.ArrowException as error:
+            raise source.refuse("path", f"{path} is not a Parquet file: {error}; copy it again") from error
     check_column(source, path, schema)
     start = total = 0
     for index in range(metadata.num_row_groups):
@@ -339,15 +362,16 @@ def _row_groups(source: Source, path: SourceFile, most: int) -> Iterator[Shard]:
 def _arrow_shard(source: Source, path: Path) -> Shard:
     import pyarrow as pa
 
-    try:
-        with path.open("rb") as raw:
-            raw.seek(max(0, path.stat().st_size - len(_ARROW_END)))
-            end = raw.read()
-        with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
-            check_column(source, path, stream.schema)
-    except pa.ArrowException as error:
-        problem = f"{path} is not an Arrow stream as save_to_disk writes it: {error}; copy it again"
-        raise source.refuse("path", problem) from error
+    with whole(source, path):
+        try:
+            with path.open("rb") as raw:
+                raw.seek(max(0, path.stat().st_size - len(_ARROW_END)))
+                end = raw.read()
+            with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
+                check_column(source, path, stream.schema)
+        except pa.ArrowException as error:
+            problem = f"{path} is not an Arrow stream as save_to_disk writes it: {error}; copy it again"
+            raise source.refuse("path", problem) from error
     if end != _ARROW_END:
         raise source.refuse("path", f"{path} is not whole: the end of its stream is missing; copy it again")
     return Shard((path,), path.stat().st_size)

@@ -4,14 +4,16 @@ import gzip
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.data import blend, documents, shards, sources
+from megatron_trainer.data import blend, documents, shards, sources, sources_command
 from megatron_trainer.data.blend import Worker
+from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import _run
 
 from tests.unit.trainer.data.corpus import (
@@ -244,6 +246,44 @@ def test_a_parquet_file_with_damaged_pages_is_refused_by_name(tmp_path: Path, to
     data = path.read_bytes()
     path.write_bytes(data[:4] + b"\xff" * 300 + data[304:])
     assert "a.parquet is not whole, or not of this format" in refusal(tmp_path, tokenizer_dir, settings)
+
+
+def test_a_parquet_file_with_a_damaged_footer_is_refused_by_name(tmp_path: Path, tokenizer_dir: Path) -> None:
+    settings = write(tmp_path / "raw", "parquet")
+    path = tmp_path / "raw" / "a.parquet"
+    data = path.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    path.write_bytes(data[: -8 - length] + b"\xff" * length + data[-8:])
+    text = refusal(tmp_path, tokenizer_dir, settings)
+    assert re.search(r"^data\.sources\[0\]\.path: .*a\.parquet is not whole, or not .*; copy it again$", text)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+def test_a_file_of_another_user_is_named_before_any_is_read(kind: str) -> None:
+    own = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        settings = write(Path(name) / "raw", kind)
+        for path in (Path(name) / "raw").iterdir():
+            path.chmod(0o644 if path.suffix == ".json" else 0)
+        if own == 0:
+            os.seteuid(65534)
+        try:
+            found = source(Path(name), settings)
+            with pytest.raises(PreparationError, match=r"^data\.sources\[0\]\.path: .* cannot be read; make"):
+                sources.divide(found, sources.find_files(found))
+        finally:
+            os.seteuid(own)
+
+
+def test_what_may_not_be_opened_is_never_named_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: object) -> Any:
+        raise PermissionError(13, "Failed to open local file")
+
+    monkeypatch.setattr(sources_command, "run", denied)
+    code, text, _ = _run(["--sources", "[]"])
+    fix = f"let user {os.geteuid()} read the sources, and write to the data volume"
+    assert (code, text) == (ExitCode.BAD_DATA, f"[Errno 13] Failed to open local file; {fix}")
 
 
 def test_every_parquet_file_is_checked_for_the_column_before_any_is_read(
