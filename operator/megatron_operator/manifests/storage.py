@@ -76,17 +76,23 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
 def _new_volume_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     """Errors of a new data volume from which something is read that nothing writes."""
     data, source, empty = resolved.data, resolved.init.source, "requests a new, empty volume"
-    if data.prepare is None:
+    # Sources need no data.prepare: objects are prepared with its defaults.
+    if data.prepare is None and not data.sources:
         fix = "set claimName to the claim that has the datasets"
         yield FieldError("spec.data.volume", f"{empty}, but nothing fills it", fix)
         return
     read = {f"data.sources[{number}].path": each.path for number, each in enumerate(data.sources or ())}
-    read["data.prepare.source"] = data.prepare.source or ""
+    read["data.prepare.source"] = (data.prepare and data.prepare.source) or ""
     model = source.hugging_face if source else None
     # The import fills the folder of a model with a name.
     read["init.from.huggingFace.path"] = model.path or "" if model and model.name is None else ""
     read["init.from.megatron.path"] = source.megatron.path if source and source.megatron else ""
     read["init.modelFolder"] = resolved.init.model_folder or ""
+    tokenizer = (data.tokenizer and data.tokenizer.tokenizer_model) or ""
+    is_trained = data.prepare is not None and data.prepare.tokenizer_vocab_size is not None
+    # That of the model is in the folder that is named above, or that the import fills.
+    if not is_trained and tokenizer not in (resolved.init.model_folder, model and model.folder):
+        read["data.tokenizer.tokenizerModel"] = tokenizer
     for field, path in read.items():
         if path.startswith(f"{DATA_DIR}/"):
             message = f"{empty}, from which {field} {shown(path)} is read"

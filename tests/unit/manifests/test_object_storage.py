@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_trainer.data import chats_command, sources_command
 
 Spec = dict[str, Any]
@@ -76,3 +78,34 @@ def test_the_same_path_of_another_store_is_another_dataset(run: Any) -> None:
     first, second = datasets(run("object-storage").build()), datasets(run("object-storage", change).build())
     assert first[0] != second[0]
     assert first[1] == second[1]
+
+
+def chats_of_objects(spec: Spec) -> None:
+    """Chats in an object store, to fine-tune a model of a hub on, and a new volume for both."""
+    spec["data"] = {"volume": {"size": "1Ti"}, "sources": [{"path": "s3://corpus/*.jsonl", "format": "chat"}]}
+    spec["training"] |= {"evalIters": 1}
+
+
+def test_objects_fill_a_new_volume_also_without_settings_of_the_preparation(run: Any) -> None:
+    built = run("llama3.1-8b-from-a-hub", chats_of_objects).build()
+    assert "s3://corpus/*.jsonl" in job_container(built)["args"][1]
+    assert "from-a-hub-data" in [claim["metadata"]["name"] for claim in built.claims]
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({"sources": [{"path": "/data/*.jsonl", "format": "chat"}]}, r"data\.sources\[0\]\.path"),
+        (
+            {"tokenizer": {"tokenizerModel": "/data/own"}},
+            r"data\.tokenizer\.tokenizerModel '/data/own' is read",
+        ),
+    ],
+)
+def test_what_nothing_writes_is_not_read_from_a_new_volume(run: Any, data: Spec, field: str) -> None:
+    def change(spec: Spec) -> None:
+        chats_of_objects(spec)
+        spec["data"] |= data
+
+    with pytest.raises(InvalidRecipeError, match=rf"requests a new, empty volume, from which {field}"):
+        run("llama3.1-8b-from-a-hub", change).build()
