@@ -83,11 +83,13 @@ def prepare(
     megatron: MegatronEncoder | None = None,
     meter: Meter | None = None,
     threads: int = 1,
+    trust_remote_code: bool = False,
 ) -> PreparationResult | None:
     """Prepare all sources below `folder`. Returns the result, None for a worker that does not join.
 
-    Checks them against what a run `needs`. `megatron` is used instead of the tokenizer of a directory, which
-    encodes with `threads`. Raises PreparationError or OSError.
+    Checks them against what a run `needs`, which may run code of the tokenizer with `trust_remote_code`.
+    `megatron` is used instead of the tokenizer of a directory, which encodes with `threads`. Raises
+    PreparationError or OSError.
     """
     encoder: TokenEncoder
     if megatron is not None:
@@ -95,7 +97,9 @@ def prepare(
         if needs is not None:
             megatron_tokenizer.check_vocabulary(tokenizer_dir, megatron, needs.vocab_size)
     else:
-        encoder = load_checked(tokenizer_dir, append_eod=append_eod, needs=needs, worker=worker)
+        encoder = load_encoder(tokenizer_dir, append_eod=append_eod)
+        if needs is not None:
+            _check_encoder(tokenizer_dir, encoder, needs, worker, trust_remote_code=trust_remote_code)
     render = _template(sources, tokenizer_dir)
     datasets = [_dataset(source, folder, tokenizer_dir, encoder) for source in sources]
     if needs is not None:
@@ -125,14 +129,12 @@ def prepare(
     return PreparationResult(documents, tokens, encoder.vocabulary, str(folder), bin_bytes, idx_bytes)
 
 
-def load_checked(folder: Path, *, append_eod: bool, needs: check.Needs | None, worker: Worker) -> Encoder:
-    """Load the tokenizer of a directory, checked against what a run `needs`. Raises PreparationError."""
-    encoder = load_encoder(folder, append_eod=append_eod)
-    if needs is not None:
-        check.check_vocabulary(folder, encoder, needs.vocab_size)
-        if not worker.index:
-            check.check_tokenizer(folder, encoder)
-    return encoder
+def _check_encoder(
+    folder: Path, encoder: Encoder, needs: check.Needs, worker: Worker, *, trust_remote_code: bool
+) -> None:
+    check.check_vocabulary(folder, encoder, needs.vocab_size)
+    if not worker.index:
+        check.check_tokenizer(folder, encoder, trust_remote_code=trust_remote_code)
 
 
 def _template(sources: Sequence[Source], tokenizer_dir: Path) -> Render | None:

@@ -143,9 +143,9 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def check_tokenizer(folder: Path, encoder: Encoder) -> None:
+def check_tokenizer(folder: Path, encoder: Encoder, *, trust_remote_code: bool = False) -> None:
     """Raise PreparationError unless transformers, as Megatron calls it, loads the tokenizer offline."""
-    loaded = load_offline(folder)
+    loaded = load_offline(folder, trust_remote_code=trust_remote_code)
     if encoder.eod is not None and loaded.eos_token_id != encoder.eod:
         raise PreparationError(
             ExitCode.BAD_DATA,

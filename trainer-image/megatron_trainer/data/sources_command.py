@@ -64,6 +64,7 @@ def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
         megatron=megatron,
         meter=meter,
         threads=args.workers,
+        trust_remote_code="--trust-remote-code" in megatron_flags,
     )
     if result is None:
         return "no shard is left to begin; worker 0 joins them", None

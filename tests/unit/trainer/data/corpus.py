@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,19 @@ def with_template(tokenizer_dir: Path, folder: Path) -> Path:
         (folder / path.name).write_bytes(path.read_bytes())
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+def with_own_code(folder: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a tokenizer whose class is in its own folder, to be loaded in this process."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder / "modules"))
+    monkeypatch.syspath_prepend(folder / "modules")
+    made = folder / "custom"
+    shutil.copytree(tokenizer_dir, made)
+    settings = json.loads((made / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own_tokenizer.Own"]}}
+    (made / "tokenizer_config.json").write_text(json.dumps(settings))
+    code = (
+        "from transformers import PreTrainedTokenizerFast\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    (made / "own_tokenizer.py").write_text(code)
+    return made

@@ -9,7 +9,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import check, prepare, sources_command, tokenizer
 from megatron_trainer.data.prepare import _run
 
-from tests.unit.trainer.data.corpus import TEXTS, lines
+from tests.unit.trainer.data.corpus import TEXTS, lines, with_own_code
 
 RUN = {
     "seq-length": "64",
@@ -204,3 +204,13 @@ def test_a_folder_too_small_for_its_split_is_refused_before_the_index_is_built(
     assert text.startswith(
         "data.prepare.source: data.split 99,1,0 leaves none of its 20 documents to validation"
     )
+
+
+def test_code_of_a_tokenizer_is_run_only_with_megatrons_flag(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_own_code(tmp_path, tokenizer_dir, monkeypatch)
+    code, text = run(tmp_path, folder)
+    assert (code, "custom code" in text) == (ExitCode.BAD_DATA, True)
+    code, text = run(tmp_path, folder, trust_remote_code="")
+    assert code == ExitCode.OK, text

@@ -17,6 +17,8 @@ from megatron_trainer.data.check_meter import CheckMeter
 from megatron_trainer.data.indexed_files import read_header
 from megatron_trainer.data.prepare import _run
 
+from tests.unit.trainer.data.corpus import with_own_code
+
 RUN = {
     "seq-length": "64",
     "train-iters": "10",
@@ -162,17 +164,7 @@ def test_code_of_a_tokenizer_is_run_only_with_megatrons_flag(
     tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the run, whose `megatronArgs` have the flag."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(tmp_path / "modules")
-    folder = tmp_path / "custom"
-    shutil.copytree(tokenizer_dir, folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own_tokenizer.Own"]}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    code = (
-        "from transformers import PreTrainedTokenizerFast\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
-    )
-    (folder / "own_tokenizer.py").write_text(code)
+    folder = with_own_code(tmp_path, tokenizer_dir, monkeypatch)
     write(tmp_path / "a")
     flags: dict[str, Any] = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(folder)}
     assert "custom code" in refused(tmp_path / "a", **flags)
