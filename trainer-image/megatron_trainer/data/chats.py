@@ -120,16 +120,20 @@ def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> dict[
         found = {source.name: of_text for source in sources if source.is_text}
     check.check_tokenizer(tokenizer_dir, encoder)
     if spoken := [source for source in sources if not source.is_text]:
-        try:
-            made: ChatLines | SampleLines
-            if _of_samples(spoken):
-                made = SampleLines(tokenizer_dir, run.seq_length, run.vocab_size)
-            else:
-                made = ChatLines(tokenizer_dir, run.seq_length, run.vocab_size)
-        except ConversationError as error:
-            raise spoken[0].refuse("format", str(error)) from error
+        made = _maker(spoken[0], tokenizer_dir, run)
         found |= {source.name: _Lines(LineEncoder(), made.line) for source in spoken}
     return found
+
+
+def _maker(source: Source, folder: Path, run: ChatRun) -> ChatLines | SampleLines:
+    """What makes the lines of conversations; the folder of samples is that of the model."""
+    of_samples = _of_samples([source])
+    try:
+        return (SampleLines if of_samples else ChatLines)(folder, run.seq_length, run.vocab_size)
+    except ConversationError as error:
+        if of_samples:
+            raise PreparationError(ExitCode.BAD_DATA, f"init.modelFolder: {error}") from error
+        raise source.refuse("format", str(error)) from error
 
 
 def _split(source: Source, run: ChatRun) -> str:

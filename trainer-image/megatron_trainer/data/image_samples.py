@@ -3,7 +3,6 @@
 Tokens are counted by the processor of the model and the collator of Megatron-Bridge that the run calls too.
 """
 
-import functools
 import hashlib
 import json
 from pathlib import Path
@@ -28,29 +27,42 @@ def digest_of_processor(folder: Path) -> str:
     return hashlib.sha256(b"".join(each.read_bytes() for each in files if each.is_file())).hexdigest()
 
 
+def _load_processor(folder: Path) -> Any:
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        raise ConversationError(f"{folder} has no {PROCESSOR_FILES[0]}; copy it from the model's folder")
+    from megatron_trainer.weights import cpu_model
+
+    cpu_model.import_bridge()
+    from megatron_trainer.bridge import image_batches, image_text
+
+    try:
+        processor = image_text.load_processor(str(folder))
+        image_batches.collator(type(processor).__name__)
+    except Exception as error:  # of many kinds
+        if is_temporary(error):
+            raise
+        reason = " ".join(str(error).split())
+        problem = f"the processor of {folder} cannot be used: {reason}"
+        raise ConversationError(f"{problem}; copy the model's whole folder") from error
+    owners = (processor, getattr(processor, "tokenizer", None))
+    if not any(getattr(owner, "chat_template", None) for owner in owners):
+        raise ConversationError(
+            f"{folder} has no chat template; add chat_template.jinja there, for example that of the model's "
+            "instruct version"
+        )
+    return processor
+
+
 class SampleLines:
     """Makes the lines of one model's folder for samples of `seq_length` tokens."""
 
     def __init__(self, folder: Path, seq_length: int, vocab_size: int | None) -> None:
-        """Check that the folder has a processor. Raises ConversationError."""
-        if not any((folder / name).is_file() for name in PROCESSOR_FILES):
-            raise ConversationError(f"{folder} has no {PROCESSOR_FILES[0]}; copy it from the model's folder")
-        self._folder, self._seq_length, self._vocab_size = folder, seq_length, vocab_size
+        """Load the processor of the folder, and see that batches can be made with it.
 
-    @functools.cached_property
-    def _processor(self) -> Any:
-        """Loaded with the first sample: Bridge's import takes seconds."""
-        from megatron_trainer.weights import cpu_model
-
-        cpu_model.import_bridge()
-        from megatron_trainer.bridge import image_text
-
-        try:
-            return image_text.load_processor(str(self._folder))
-        except (OSError, ValueError, ImportError) as error:
-            if is_temporary(error):
-                raise
-            raise ConversationError(f"transformers cannot load the processor: {error}") from error
+        Raises ConversationError, and what a volume raises that cannot be read for a while.
+        """
+        self._processor = _load_processor(folder)
+        self._seq_length, self._vocab_size = seq_length, vocab_size
 
     def line(self, messages: list[dict[str, Any]], _tools: object = None) -> str:
         """Return the line of a sample, or LEFT_OUT for one that is too long.
@@ -59,14 +71,15 @@ class SampleLines:
         """
         if all(message["role"] != "assistant" for message in messages):
             raise ConversationError(_NO_ANSWER)
-        processor = self._processor
         from megatron_trainer.bridge import image_text
 
         try:
             for part in (part for message in messages for part in message["content"]):
                 if "tar" in part:
                     part["crc32"] = image_text.checksum(part)
-            tokens = image_text.count_tokens({"conversation": image_text.load_media(messages)}, processor)
+            tokens = image_text.count_tokens(
+                {"conversation": image_text.load_media(messages)}, self._processor
+            )
         except Exception as error:  # whatever a template or a file of the user raises
             if is_temporary(error):
                 raise

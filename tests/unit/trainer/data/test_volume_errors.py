@@ -10,7 +10,7 @@ import megatron_trainer.bridge
 import pytest
 import transformers
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.data import check, prepare, sources_command, tokenizer
+from megatron_trainer.data import check, image_samples, prepare, sources_command, tokenizer
 from megatron_trainer.data.chat import ConversationError, load_template
 from megatron_trainer.data.image_samples import SampleLines
 from megatron_trainer.data.preparation_error import PreparationError
@@ -72,9 +72,8 @@ def test_each_file_of_a_tokenizer_may_be_unreadable_for_a_while(
 
 def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tar: Path) -> str:
     """Prepare a sample whose image is in this file, with the trainer's own function that reads it."""
-    (tmp_path / "preprocessor_config.json").write_text("{}")
+    monkeypatch.setattr(image_samples, "_load_processor", lambda _: None)
     lines = SampleLines(tmp_path, 64, None)
-    lines.__dict__["_processor"] = None
     reader = SimpleNamespace(checksum=lambda part: len(Path(part["tar"]).read_bytes()))
     monkeypatch.setattr(megatron_trainer.bridge, "image_text", reader, raising=False)
     image = {"type": "image", "tar": str(tar), "offset": 0, "size": 8}
