@@ -19,9 +19,9 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data.check_blend import check_blend
 from megatron_trainer.data.check_meter import CheckMeter
+from megatron_trainer.data.index_process import build_index
 from megatron_trainer.data.packed_samples import PackedRun, pack
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.prepare import build_index
 from megatron_trainer.data.prepare_options import add_bridge_run, add_index_dir, add_packing, split_flags
 from megatron_trainer.data.sources_command import parse_arguments
 

@@ -18,7 +18,6 @@ import glob
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
+from megatron_trainer.data.index_process import build_index, use_threads
 from megatron_trainer.data.log import log
 from megatron_trainer.data.patterns import is_prepared, left_out, may_not_read
 from megatron_trainer.data.preparation_error import PreparationError
@@ -282,32 +282,6 @@ def _write(
         names = ", ".join(map(str, binary[:_NAMED])) + (", ..." if len(binary) > _NAMED else "")
         log(f"{len(binary)} files are not UTF-8 text and are left out: {names}")
     return count, tokens, len(binary)
-
-
-def build_index(arguments: Sequence[str], into: Path | None = None) -> str:
-    """Build the index of the run's samples in a process of its own. Returns a line that describes the end.
-
-    `arguments` are Megatron's flags, or a function of Megatron-Bridge and overrides. `into` is a folder of
-    the run on the data volume, where that of the checkpoints is not mounted.
-
-    Its failure is not the preparation's: the run then builds the index itself, as without preparation, and
-    has the better error if the flags are wrong.
-    """
-    command = [sys.executable, "-m", "megatron_trainer.data.dataset_index"]
-    command += [*(["--into", str(into)] if into else []), *arguments]
-    started = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    lines = done.stdout.splitlines()
-    text = lines[-1] if lines else f"the process ended with {done.returncode}"
-    if done.returncode == ExitCode.OK:
-        return f"{text}, built in {time.monotonic() - started:.1f} s"
-    return f"warning: no index of the samples, rank 0 will build it while the others wait: {text}"
-
-
-def use_threads(count: int) -> None:
-    """Tokenize with this many threads. The library reads this once, when it is first used."""
-    os.environ["RAYON_NUM_THREADS"] = str(count)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if count > 1 else "false"
 
 
 def _from_folder(argv: Sequence[str]) -> tuple[str, PreparationResult]:

@@ -19,11 +19,11 @@ from megatron_contract.preparation import PreparationResult
 from megatron_trainer.data import megatron_tokenizer
 from megatron_trainer.data.blend import Worker, prepare
 from megatron_trainer.data.check import parse_needs
+from megatron_trainer.data.index_process import build_index, use_threads
 from megatron_trainer.data.log import log
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.prepare import build_index, use_threads
 from megatron_trainer.data.prepare_options import add_bridge_run, add_index_dir, split_flags
 from megatron_trainer.data.sources import parse_sources
 from megatron_trainer.telemetry.server import ProgressServer

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import check, prepare, tokenizer
+from megatron_trainer.data.index_process import build_index
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare_options import parse_options
 from megatron_trainer.volume_paths import left_volume
@@ -320,7 +321,7 @@ def test_the_result_has_how_often_the_run_reads_a_folder(source: Path) -> None:
 
 
 def test_a_corpus_is_ready_also_if_the_index_of_its_samples_cannot_be_built(source: Path) -> None:
-    line = prepare.build_index(options(source, "--", "--seq-length", "64").megatron_flags)
+    line = build_index(options(source, "--", "--seq-length", "64").megatron_flags)
     assert line == (
         "warning: no index of the samples, rank 0 will build it while the others wait: --data-cache-path is "
         "missing; set it as in the run's own flags"
