@@ -42,6 +42,11 @@ from megatron_trainer.volume_paths import left_volume
 if TYPE_CHECKING:
     from megatron_trainer.data.shards import Encoder
 
+# The fields of a recipe, and the flags by which a user calls the command.
+_SOURCE = "data.prepare.source (--source)"
+_INCLUDE = "data.prepare.include (--include)"
+_NAME = "data.prepare.name (--output-prefix)"
+_END = "data.prepare.appendEod (--append-eod)"
 _NAMED = 4
 """Files that the log names at most."""
 _SUFFIXES = (".bin", ".idx")
@@ -56,7 +61,7 @@ def find_files(options: PrepareOptions) -> list[Path]:
     """
     if not options.source.is_dir():
         raise PreparationError(
-            ExitCode.BAD_DATA, f"--source {options.source} is not a folder; mount the text there"
+            ExitCode.BAD_DATA, f"{_SOURCE}: {options.source} is not a folder; mount the text there"
         )
     for each in options.include:
         if problem := left_out(options.source, each):
@@ -71,7 +76,9 @@ def find_files(options: PrepareOptions) -> list[Path]:
     )
     if not files:
         raise PreparationError(
-            ExitCode.BAD_DATA, f"no file under {options.source} matches {' or '.join(options.include)}"
+            ExitCode.BAD_DATA,
+            f"{_INCLUDE}: no file under {options.source} matches {' or '.join(options.include)}; correct it, "
+            "or copy the text there",
         )
     for path in (options.output_prefix, options.tokenizer_dir, *files):
         if problem := left_volume(path):
@@ -158,8 +165,8 @@ def find_result(options: PrepareOptions) -> PreparationResult | None:
             return None
         raise PreparationError(
             ExitCode.USAGE,
-            f"{there[0]} was not prepared here, or {options.marker.name} beside it was removed; set another "
-            f"data.prepare.name, or delete {options.data.name}.bin and .idx",
+            f"{_NAME}: {there[0]} was not prepared here, or {options.marker.name} beside it was removed; set "
+            f"another name, or, if no run reads them, delete {options.data.name}.bin and .idx",
         ) from error
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -172,9 +179,9 @@ def find_result(options: PrepareOptions) -> PreparationResult | None:
     if kept != options.settings():
         raise PreparationError(
             ExitCode.USAGE,
-            f"{options.marker} was built with {json.dumps(marker['settings'])}, requested is "
-            f"{json.dumps(options.settings())}; remove it and {options.data.name}.bin and .idx, or choose "
-            "another --output-prefix",
+            f"{_NAME}: {options.marker} was built with {json.dumps(marker['settings'])}, requested is "
+            f"{json.dumps(options.settings())}; set another name, or, if no run reads them, delete it and "
+            f"{options.data.name}.bin and .idx",
         )
     return result
 
@@ -200,8 +207,8 @@ def _tokenizer(options: PrepareOptions, files: Sequence[Path]) -> Any:
     if options.append_eod and eod is None:
         raise PreparationError(
             ExitCode.BAD_DATA,
-            f"--append-eod: the tokenizer in {options.tokenizer_dir} has no eos_token; set one or omit "
-            "the flag",
+            f"{_END}: the tokenizer in {options.tokenizer_dir} has no eos_token; set one in its "
+            "tokenizer_config.json, or set false",
         )
     return loaded, eod if options.append_eod else None
 

@@ -87,10 +87,16 @@ def test_a_preparation_removes_what_killed_ones_have_left(source: Path) -> None:
     assert {path.name for path in folder.glob(".*")} == kept
 
 
-def test_a_result_of_other_settings_is_refused_with_a_remedy(source: Path) -> None:
+def test_a_result_of_other_settings_is_refused_and_another_name_comes_before_deleting_it(
+    source: Path,
+) -> None:
     prepare.build(options(source))
-    with pytest.raises(PreparationError, match=r"remove it and code_text_document\.bin and \.idx, or choose"):
+    with pytest.raises(
+        PreparationError, match=r"^data\.prepare\.name \(--output-prefix\): .* was built"
+    ) as end:
         prepare.find_result(options(source, "--include", "*.txt"))
+    fix = "delete it and code_text_document.bin and .idx"
+    assert str(end.value).endswith(f"; set another name, or, if no run reads them, {fix}")
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
@@ -100,7 +106,7 @@ def test_a_dataset_that_was_not_prepared_here_is_not_replaced(source: Path, suff
     path = Path(f"{requested.data}{suffix}")
     path.write_text("of somebody else")
     with pytest.raises(
-        PreparationError, match=r"was not prepared here.* set another data\.prepare\.name"
+        PreparationError, match=r"^data\.prepare\.name .* was not prepared here.* set another name"
     ) as end:
         prepare.find_result(requested)
     assert end.value.code == ExitCode.USAGE
@@ -152,6 +158,16 @@ def test_a_tokenizer_that_is_named_and_missing_is_not_replaced_by_a_trained_one(
         prepare.build(requested)
     assert refusal.value.code == ExitCode.BAD_DATA
     assert not requested.tokenizer_dir.exists()
+
+
+def test_documents_cannot_end_with_an_end_token_that_a_tokenizer_lacks(source: Path) -> None:
+    requested = options(source)
+    prepare.build(requested)
+    (requested.tokenizer_dir / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(
+        PreparationError, match=r"^data\.prepare\.appendEod \(--append-eod\): .* or set false$"
+    ):
+        prepare.build(requested)
 
 
 def test_a_result_with_a_named_tokenizer_is_found_also_if_it_was_made_with_a_size(source: Path) -> None:
@@ -234,7 +250,11 @@ def test_a_json_line_whose_text_no_tokenizer_takes_is_refused_with_its_number(
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["--source", "/nowhere"], ExitCode.BAD_DATA, "--source /nowhere is not a folder"),
+        (
+            ["--source", "/nowhere"],
+            ExitCode.BAD_DATA,
+            "data.prepare.source (--source): /nowhere is not a folder",
+        ),
         (["--include", "**/*.rs"], ExitCode.OK, ""),
         (
             ["--tokenizer-vocab-size", "256"],
@@ -294,7 +314,7 @@ def test_without_a_matching_file_the_globs_are_named(source: Path) -> None:
             *("--output-prefix", "x", "--tokenizer-dir", "y"),
         ]
     )
-    with pytest.raises(PreparationError, match=r"matches \*\.rs or \*\.go"):
+    with pytest.raises(PreparationError, match=r"^data\.prepare\.include .* matches \*\.rs or \*\.go"):
         prepare.find_files(requested)
 
 
