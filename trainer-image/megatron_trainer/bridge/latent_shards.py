@@ -55,8 +55,8 @@ class Latents:
 def find(folder: Path) -> list[Place]:
     """Return the samples of all tar files of a folder, in the order of their names.
 
-    Reads the headers alone. Raises SampleLineError for what is no tar file, or not a whole one, and for half
-    a sample.
+    Reads the headers alone. Raises SampleLineError for what is no tar file, or not a whole one, for half a
+    sample, for a file that is there twice, and for one of a sample with a dot in its key.
     """
     return [place for tar in sorted(folder.glob(SUFFIX)) for place in _places(tar)]
 
@@ -73,9 +73,14 @@ def _places(tar: Path) -> list[Place]:
             for member in files_of(members):
                 folder, _, name = member.name.rpartition("/")
                 stem, _, suffix = name.partition(".")
-                if suffix in _PARTS:
-                    key = f"{folder}/{stem}" if folder else stem
-                    found.setdefault(key, {})[suffix] = (member.offset_data, member.size)
+                key = f"{folder}/{stem}" if folder else stem
+                if suffix not in _PARTS:
+                    _check_unread(tar, member.name, suffix)
+                elif suffix in (parts := found.setdefault(key, {})):
+                    problem = f"{member.name} is there twice; give each sample a name of its own"
+                    raise SampleLineError(f"{tar}: {problem}")
+                else:
+                    parts[suffix] = (member.offset_data, member.size)
     except (OSError, tarfile.TarError) as error:
         if is_temporary(error):
             raise
@@ -84,6 +89,13 @@ def _places(tar: Path) -> list[Place]:
         for missing in {*_PARTS} - parts.keys():
             raise SampleLineError(f"{tar}: {key}: there is no {key}.{missing}")
     return [Place(tar, key, parts["pth"], parts["pickle"]) for key, parts in found.items()]
+
+
+def _check_unread(tar: Path, name: str, suffix: str) -> None:
+    """Raise SampleLineError for half a sample that would be left out: a key ends at the first dot."""
+    if suffix.endswith(tuple(f".{part}" for part in _PARTS)):
+        fix = "rename its files without the dot, or this one with another ending"
+        raise SampleLineError(f"{tar}: {name}: the key of a sample ends at the first dot; {fix}")
 
 
 def read(place: Place) -> Latents:

@@ -66,3 +66,29 @@ def test_a_tar_file_that_ends_early_loses_no_sample_silently(
     for read in (latent_shards.find, latent_shards.first):
         with pytest.raises(SampleLineError, match=r"0\.tar: byte [\d,]+ begins neither a file nor the end"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["a/12.5.pth", "a/12.5.pickle"], "a/12.5.pth: the key of a sample ends at the first dot; rename"),
+        (["0.pth", "0.pickle", "0.mask.pickle"], "0.mask.pickle: the key of a sample ends at the first dot"),
+        (["0.pth", "0.pickle", "0.pth"], "0.pth is there twice; give each sample a name of its own"),
+    ],
+)
+def test_a_sample_whose_name_is_not_its_own_is_not_left_out(
+    tmp_path: Path, names: list[str], problem: str
+) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name in names:
+            add_file(tar, name, b"tensors")
+    with pytest.raises(SampleLineError) as refused:
+        latent_shards.find(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path}/0.tar: {problem}")
+
+
+def test_other_files_of_a_sample_are_not_read(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name in ("0.json", "0.pth", "0.pickle", "0.caption.txt"):
+            add_file(tar, name, b"tensors")
+    assert [place.key for place in latent_shards.find(tmp_path)] == ["0"]
