@@ -114,15 +114,16 @@ def arguments(
     With `index`, the index of the run's samples is built. Sources are checked against the run in any case.
     """
     data = resolved.data
+    vocabulary = []
+    # Megatron-Bridge sizes the vocabulary by the tokenizer.
+    if resolved.model.vocab_size is not None and resolved.engine == "megatron":
+        vocabulary = ["--vocab-size", str(resolved.model.vocab_size)]
     if data.sources:
-        values = _source_arguments(data, prepare, tokenizer_dir)
-        # Megatron-Bridge sizes the vocabulary by the tokenizer.
-        if resolved.model.vocab_size is not None and resolved.engine == "megatron":
-            values += ["--vocab-size", str(resolved.model.vocab_size)]
+        values = _source_arguments(data, prepare, tokenizer_dir) + vocabulary
         values += ["--max-epochs", str(data.max_epochs or 1)]
         values += index.arguments if index else []
     else:
-        values = _folder_arguments(prepare, tokenizer_dir)
+        values = _folder_arguments(prepare, tokenizer_dir) + vocabulary
         # Megatron's arguments alone have it built beside the checkpoints.
         values += index.arguments if index and index.folder else []
     if prepare.append_eod:

@@ -7,7 +7,7 @@ from megatron_contract.bridge_run import PACKED_FOLDER, SAMPLE_SEED, BridgeRun
 from megatron_contract.environment import ENV_RUN_ID
 from megatron_operator.manifests import build
 from megatron_operator.planner import PlannedRun
-from megatron_trainer.data import chats_command
+from megatron_trainer.data import chats_command, prepare_options
 
 Spec = dict[str, Any]
 
@@ -35,6 +35,15 @@ def test_the_job_gets_the_runs_own_arguments_of_its_data_and_the_volume_of_the_i
     assert claims == {"data": "tiny-gpt-data", "checkpoints": "tiny-gpt-checkpoints"}
     assert value(words, "--data-cache-path").startswith("/checkpoints/")
     assert {"name": "checkpoints", "mountPath": "/checkpoints"} in pod["containers"][0]["volumeMounts"]
+
+
+def test_the_job_of_a_folder_gets_the_vocabulary_of_the_model(run: Any) -> None:
+    """By which it refuses a tokenizer that another recipe has left on the volume."""
+    of = run("tiny-gpt")
+    [container] = of.build().prepare_job["spec"]["template"]["spec"]["containers"]
+    own = container["args"][: container["args"].index("--")]
+    assert value(own, "--vocab-size") == str(of.resolved.model.vocab_size)
+    assert prepare_options.parse_options(container["args"]).vocab_size == of.resolved.model.vocab_size
 
 
 def test_pods_that_prepare_have_the_uid_of_their_recipe_where_there_is_one(run: Any) -> None:

@@ -29,6 +29,7 @@ from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
+from megatron_trainer.data.folder_tokenizer import load_tokenizer
 from megatron_trainer.data.index_process import build_index, use_threads
 from megatron_trainer.data.log import log
 from megatron_trainer.data.patterns import is_prepared, left_out, may_not_read
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 _SOURCE = "data.prepare.source (--source)"
 _INCLUDE = "data.prepare.include (--include)"
 _NAME = "data.prepare.name (--output-prefix)"
-_END = "data.prepare.appendEod (--append-eod)"
 _NAMED = 4
 """Files that the log names at most."""
 _SUFFIXES = (".bin", ".idx")
@@ -186,31 +186,25 @@ def find_result(options: PrepareOptions) -> PreparationResult | None:
     return result
 
 
-def _tokenizer(options: PrepareOptions, files: Sequence[Path]) -> Any:
+def _tokenizer(options: PrepareOptions, files: Sequence[Path]) -> tuple[Any, int | None]:
     from megatron_trainer.data import tokenizer
 
+    size = options.tokenizer_vocab_size
     try:
         if not tokenizer.exists(options.tokenizer_dir):
-            if options.tokenizer_vocab_size is None:
+            if size is None:
                 raise PreparationError(
                     ExitCode.BAD_DATA,
                     f"{options.tokenizer_dir} has no tokenizer.json; copy the tokenizer there, in the fast "
                     "format of transformers, or have one trained: leave out data.tokenizer of the recipe",
                 )
             started = time.monotonic()
-            log(f"training a byte-level BPE of {options.tokenizer_vocab_size} entries on {len(files)} files")
-            tokenizer.train(read_documents(files), options.tokenizer_vocab_size, options.tokenizer_dir)
+            log(f"training a byte-level BPE of {size} entries on {len(files)} files")
+            tokenizer.train(read_documents(files), size, options.tokenizer_dir)
             log(f"trained in {time.monotonic() - started:.1f} s: {options.tokenizer_dir}")
-        loaded, eod = tokenizer.load(options.tokenizer_dir)
     except tokenizer.TokenizerError as error:
         raise PreparationError(ExitCode.BAD_DATA, str(error)) from error
-    if options.append_eod and eod is None:
-        raise PreparationError(
-            ExitCode.BAD_DATA,
-            f"{_END}: the tokenizer in {options.tokenizer_dir} has no eos_token; set one in its "
-            "tokenizer_config.json, or set false",
-        )
-    return loaded, eod if options.append_eod else None
+    return load_tokenizer(options)
 
 
 def build(options: PrepareOptions) -> PreparationResult:
@@ -296,8 +290,15 @@ def _from_folder(argv: Sequence[str]) -> tuple[str, PreparationResult]:
     use_threads(options.workers)
     result = find_result(options)
     what = "already exists" if result else "is built"
+    # Of other recipes, or of a pod of this one that was killed.
+    was_there = result is None and (options.tokenizer_dir / "tokenizer.json").is_file()
     result = result or build(options)
     text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
+    if was_there and options.tokenizer_vocab_size not in (None, result.vocab_size):
+        text += (
+            f"; the tokenizer that was in {options.tokenizer_dir} already has {result.vocab_size:,} entries"
+        )
+        text += f", not {options.tokenizer_vocab_size:,}"
     if result.left_out:
         text += f"; {result.left_out} files are not UTF-8 text and are left out"
     if options.megatron_flags:

@@ -32,6 +32,8 @@ class PrepareOptions:
     megatron_flags: tuple[str, ...] = ()
     index_dir: Path | None = None
     """Folder for the index instead of --data-cache-path."""
+    vocab_size: int | None = None
+    """Vocabulary of the model."""
 
     @property
     def data(self) -> Path:
@@ -86,6 +88,9 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, help="tokenizer threads (default: all CPUs)"
     )
+    parser.add_argument(
+        "--vocab-size", type=int, help="vocabulary of the model; the tokenizer's ids must be below it"
+    )
     add_index_dir(parser)
     parser.exit_on_error = False
     own, megatron_flags = split_flags(argv)
@@ -114,6 +119,7 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
         args.workers,
         tuple(megatron_flags),
         args.index_dir,
+        args.vocab_size,
     )
 
 

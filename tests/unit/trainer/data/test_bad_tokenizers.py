@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import tokenizer
+from megatron_trainer.data.prepare import _run, build
 
 from tests.unit.trainer.data.corpus import TEXTS, decoded, prepare, refusal, source, write
+from tests.unit.trainer.data.source_files import options, write_source
 
 
 def _tokenizer(folder: Path, tokenizer_dir: Path, **files: Any) -> Path:
@@ -70,3 +73,38 @@ def test_the_end_token_is_found_where_transformers_reads_it(tmp_path: Path, toke
     files = {"tokenizer_config": {}, "special_tokens_map": {"eos_token": {"content": "<|endoftext|>"}}}
     folder = _tokenizer(tmp_path / "t", tokenizer_dir, **files)
     assert tokenizer.load(folder)[1] == tokenizer.load(tokenizer_dir)[1]
+
+
+def of_folder(folder: Path, name: str, *extra: str) -> tuple[ExitCode, str]:
+    """What the command for a folder of text, and a tokenizer of 300 entries, ends with."""
+    made = folder / "data"
+    words = ["--source", str(folder / "source"), "--include", "**/*.py", "--output-prefix", str(made / name)]
+    words += ["--append-eod", "--tokenizer-dir", str(made / "tokenizer"), *extra]
+    code, text, _ = _run(words)
+    return code, text
+
+
+TRAINED = ("--tokenizer-vocab-size", "300")
+
+
+def test_a_tokenizer_that_another_recipe_has_left_and_the_model_is_too_small_for_is_refused(
+    tmp_path: Path,
+) -> None:
+    build(options(write_source(tmp_path)))
+    there = tokenizer.load(tmp_path / "data" / "tokenizer")[0].get_vocab_size()
+    problem = f"the tokenizer in {tmp_path}/data/tokenizer has {there} token ids, and the model 270; "
+    of_recipe = f"data.tokenizer.tokenizerModel: {problem}set model.vocabSize: {there}, or name another"
+    shared = f"data.prepare.tokenizerVocabSize (--tokenizer-vocab-size): {problem}it is there already, "
+    for trained, message in ((TRAINED, shared), ((), of_recipe)):
+        code, text = of_folder(tmp_path, "other", *trained, "--vocab-size", "270")
+        assert code == ExitCode.BAD_DATA
+        assert text.startswith(message)
+    assert of_folder(tmp_path, "other", *TRAINED, "--vocab-size", str(there))[0] == ExitCode.OK
+
+
+def test_a_tokenizer_of_another_size_than_the_recipe_asks_for_is_reported(tmp_path: Path) -> None:
+    write_source(tmp_path)
+    code, text = of_folder(tmp_path, "code", "--tokenizer-vocab-size", "280")
+    assert (code, "entries" in text) == (ExitCode.OK, False)
+    _, text = of_folder(tmp_path, "other", *TRAINED)
+    assert f"; the tokenizer that was in {tmp_path}/data/tokenizer already has 280 entries, not 300" in text
