@@ -11,8 +11,9 @@ import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from megatron_contract.environment import ENV_RUN_ID
@@ -190,10 +191,17 @@ def build_shards(
     """
     claims = Claims()
     left = _order(datasets, worker)
+    refused = set[Path]()
     while True:
         for dataset, number in left:
+            shard = shards.records_file(dataset.work, number)
+            if shard in refused and not _is_reached(dataset, number):
+                continue
             try:
-                _build(dataset, number, claims, _owner(worker, dataset.source), encoder, render, meter)
+                build = partial(_build, dataset, number, claims, _owner(worker, dataset.source))
+                if not _is_taken(dataset, number, partial(build, encoder, render, meter)):
+                    claims.release(shard)
+                    refused.add(shard)
             except FileNotFoundError:
                 # Worker 0 joined the shards, and removed them, while this one was at the last.
                 if not dataset.done.is_file():
@@ -212,6 +220,31 @@ def _owner(worker: Worker, source: Source) -> str:
 
 def _is_built(dataset: Dataset, number: int) -> bool:
     return dataset.done.is_file() or shards.lengths_file(dataset.work, number).is_file()
+
+
+def _is_taken(dataset: Dataset, number: int, build: Callable[[], None]) -> bool:
+    """Build a shard. Returns False if it cannot be read, and it is not known whether it has to be.
+
+    What is wrong may be behind the documents that the source's limit takes.
+    """
+    try:
+        build()
+    except PreparationError:
+        if dataset.source.documents is None:
+            raise
+        if not _is_reached(dataset, number):
+            return False
+        # Shards before it may have become complete meanwhile.
+        build()
+    return True
+
+
+def _is_reached(dataset: Dataset, number: int) -> bool:
+    """Whether it is known how many documents of a shard are taken: all before it are complete, or suffice."""
+    limit = dataset.source.documents
+    if limit is None or shards.documents_before(dataset.work, number, limit) >= limit:
+        return True
+    return all(_is_built(dataset, before) for before in range(number))
 
 
 def _build(
