@@ -16,6 +16,7 @@ from megatron_operator.planner.estimate.layers import DENSE, EXPERTS
 from megatron_operator.planner.estimate.memory import activations, memory_per_gpu, states
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.workload import (
+    Execution,
     Numerics,
     Recomputation,
     Workload,
@@ -141,6 +142,35 @@ def test_recomputed_modules_are_not_kept() -> None:
     for module, sizes in (("mla_up_proj", LATENT), ("layernorm", LLAMA), ("mlp", LLAMA)):
         recomputed = Recomputation("selective", modules=frozenset({module}))
         assert activations(workload(sizes, recompute=recomputed), 0) < activations(workload(sizes), 0)
+
+
+UNFUSED = Execution(unfused_attention=True)
+SCORES = 5 * 64 * 4096 * 4096 / 4
+"""Bytes of the scores of one layer on TP 4."""
+
+
+@pytest.mark.parametrize(
+    ("recompute", "layers"),
+    [
+        (Recomputation(), 20 * 4),
+        (Recomputation("selective", modules=frozenset({"layernorm", "mlp"})), 20 * 4),
+        (Recomputation("selective"), 1),
+        (Recomputation("selective", modules=frozenset({"core_attn", "mlp"})), 1),
+        (Recomputation("full"), 1),
+        (Recomputation("full", "block", 15), 5 * 4 + 1),
+    ],
+)
+def test_scores_of_unfused_attention_are_kept_of_all_layers_that_do_not_recompute_it(
+    recompute: Recomputation, layers: int
+) -> None:
+    """A stage has 20 layers for 4 micro batches; one layer has its scores while it is recomputed."""
+    fused, unfused = (workload(recompute=recompute, execution=each) for each in (Execution(), UNFUSED))
+    assert activations(unfused, 0) - activations(fused, 0) == pytest.approx(layers * SCORES)
+
+
+def test_cheap_modules_are_not_taken_to_recompute_scores(resolve: Any) -> None:
+    made = plan(resolve("qwen3-30b-a3b", 32, training={"attentionBackend": "unfused"}))
+    assert made.recompute_granularity == "full"
 
 
 def test_activations_of_experts_grow_with_topk() -> None:

@@ -251,7 +251,7 @@ class ComputeModel:
         if w.execution.unfused_attention:
             keys = w.seq_length / 2
         forward = w.tokens * 2 * keys * core / w.dims.tp
-        repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
+        repeats = w.recompute.granularity == "full" or "core_attn" in self._w.recompute.selected
         passes = 3.5 + repeats
         if not w.execution.unfused_attention:
             width = core / (2 * own.heads)
@@ -280,13 +280,6 @@ class ComputeModel:
         passes = _FORWARD_AND_BACKWARD + full
         flops = (done.attention * passes + done.index) / on.fp32
         return flops + done.moved * passes / (on.memory_bandwidth * c.memory)
-
-    @property
-    def _selective(self) -> frozenset[str]:
-        recompute = self._w.recompute
-        if recompute.granularity != "selective":
-            return frozenset()
-        return recompute.modules or frozenset({"core_attn"})
 
     def _elementwise(self, kind: LayerKind) -> float:
         """Seconds of norms, residuals with dropout, rotation, activation, casts and permutation.

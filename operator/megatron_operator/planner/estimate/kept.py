@@ -18,14 +18,15 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
     the width if gated, and the activation. For a GPT with as many groups as heads this is (18 h + 4 f) / t,
     as `theoretical_memory_usage.py` counts for every model. Latent attention, Mamba-2 and gated delta nets
     have their own tensors, and a layer of a hybrid model has only one norm. FP8 keeps inputs of linear layers
-    in one byte, and the attention's output twice. In FP32 all but the masks is of 4 bytes.
+    in one byte, and the attention's output twice. In FP32 all but the masks is of 4 bytes. Unfused attention
+    keeps its scores too, unless `core_attn` is recomputed.
 
     With sequence parallelism all of it is split over t tensor-parallel ranks, without only what is not 8 h
     and masks.
     """
     if kind.is_diffusion:
         return diffusion_layers.layer_bytes(w, kind)
-    shape, modules, fp8 = w.shape, _modules(w), w.numerics.fp8
+    shape, modules, fp8 = w.shape, w.recompute.selected, w.numerics.fp8
     norms = (3.0 if fp8 else 4.0) * shape.hidden * kind.parts
     if "layernorm" in modules:
         norms -= (1 if fp8 else 2) * shape.hidden * kind.parts
@@ -52,9 +53,16 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
 
 def stream_bytes(w: Workload, kind: LayerKind) -> float:
     """Bytes of the residual streams of one layer while they are recomputed, of one micro batch."""
-    each = residual_streams.recomputed_bytes(w.shape.hidden, w.shape.streams, _modules(w))
+    each = residual_streams.recomputed_bytes(w.shape.hidden, w.shape.streams, w.recompute.selected)
     each *= w.numerics.widths
     return w.tokens * kind.parts * each / (w.dims.tp if w.split_sequence else 1)
+
+
+def recomputed_score_bytes(w: Workload, kind: LayerKind) -> float:
+    """Bytes of the scores of one layer while `core_attn` is recomputed, of one micro batch."""
+    if "core_attn" not in w.recompute.selected:
+        return 0.0
+    return w.tokens * w.numerics.widths * _score_width(w, kind) / w.dims.tp
 
 
 def tower_bytes(w: Workload) -> float:
@@ -92,9 +100,16 @@ def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float
     width = _attention_width(w, kind, modules)
     if isinstance(kind.attention, Indexed):
         width += sparse_attention.indexed_kept(w, kind.attention)
-    if w.execution.unfused_attention and w.recompute.granularity is None:
-        width += 5 * heads_of(w.shape, kind).heads * w.seq_length / w.dims.cp
+    if "core_attn" not in modules:
+        width += _score_width(w, kind)
     return width + beside
+
+
+def _score_width(w: Workload, kind: LayerKind) -> float:
+    """Bytes per token of the scores of unfused attention: probabilities, a mask, and what dropout leaves."""
+    if not w.execution.unfused_attention or not kind.softmax or isinstance(kind.attention, Compressed):
+        return 0.0
+    return 5.0 * heads_of(w.shape, kind).heads * w.seq_length / w.dims.cp
 
 
 def _mamba_width(w: Workload) -> float:
@@ -144,10 +159,6 @@ def _dense_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float
     # The gate behind its GELU: Megatron has no fused kernel for the approximation that Gemma uses.
     product += 2 if w.shape.gelu_gate else 0
     return (product + (1 if w.numerics.fp8 else 2)) * ffn_of(w.shape, kind)
-
-
-def _modules(w: Workload) -> frozenset[str]:
-    return w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
 
 
 def _latent_width(shape: ModelShape, recomputed: bool) -> float:

@@ -16,7 +16,12 @@ from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.diffusion import outside_parameters
 from megatron_operator.planner.estimate.full_sharding import FullSharding
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.estimate.kept import layer_bytes, stream_bytes, tower_bytes
+from megatron_operator.planner.estimate.kept import (
+    layer_bytes,
+    recomputed_score_bytes,
+    stream_bytes,
+    tower_bytes,
+)
 from megatron_operator.planner.estimate.layers import LayerKind, Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds
 from megatron_operator.planner.estimate.parameters import (
@@ -254,6 +259,7 @@ def activations(w: Workload, stage: int) -> float:
         total = _recomputed(w, sum(layers.values()), max(each.values(), default=0.0), whole, kept)
     else:
         total = whole * kept + sum(count * stream_bytes(w, kind) for kind, count in layers.items())
+        total += max((recomputed_score_bytes(w, kind) for kind in layers), default=0.0)
     if stage == 0:
         embedding = tokens * (8 + (shape.hidden if shape.dropout else 0)) * kept
         total += embedding / w.dims.tp if w.split_sequence else embedding

@@ -71,6 +71,13 @@ class Recomputation:
     modules: frozenset[str] = frozenset()
     """`--recompute-modules` of selective recomputation."""
 
+    @property
+    def selected(self) -> frozenset[str]:
+        """Modules that are recomputed by themselves: without a name `core_attn`, Megatron's default."""
+        if self.granularity != "selective":
+            return frozenset()
+        return self.modules or frozenset({"core_attn"})
+
 
 @dataclass(frozen=True, slots=True)
 class Execution:
