@@ -134,7 +134,9 @@ def _parallelism(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         *_flag("sequence_parallel", plan.sequence_parallel),
     ]
     if plan.context_parallel_size > 1:
-        words += _flag("cp_comm_type", resolved.parallelism.cp_comm_type)
+        kind = resolved.parallelism.cp_comm_type
+        # Megatron's help names allgather, and Transformer Engine, which gets it unchanged, knows all_gather.
+        words += _flag("cp_comm_type", "all_gather" if kind == "allgather" else kind)
     if resolved.model.num_experts:
         words += _flag("expert_model_parallel_size", plan.expert_model_parallel_size)
         words += _flag("expert_tensor_parallel_size", plan.expert_tensor_parallel_size)

@@ -58,6 +58,14 @@ def test_the_coefficient_of_a_balancing_loss_is_set_only_with_such_a_loss(resolv
     assert "--moe-aux-loss-coeff" not in without
 
 
+@pytest.mark.parametrize(("kind", "argument"), [("allgather", "all_gather"), ("a2a", "a2a"), ("p2p", "p2p")])
+def test_the_exchange_of_context_parallel_ranks_is_spelled_as_transformer_engine_knows_it(
+    resolve: Any, kind: str, argument: str
+) -> None:
+    words = words_of(resolve("llama3-8b", 64, parallelism={"contextParallelSize": 2, "cpCommType": kind}))
+    assert value(words, "--cp-comm-type") == argument
+
+
 def test_iterations_and_samples_are_never_mixed(resolve: Any) -> None:
     in_iterations, in_samples = words_of(resolve("llama3-8b", 8)), words_of(resolve("gpt3-1.3b", 8))
     assert not [word for word in in_iterations if word.endswith("-samples")]
