@@ -59,6 +59,19 @@ def test_a_setting_that_was_taken_is_not_proposed_again() -> None:
     assert not any("parallelism.tpCommOverlap" in each["settings"] for each in again)
 
 
+def test_what_megatron_refuses_with_recomputed_experts_is_not_proposed() -> None:
+    run = ("--recipe", "qwen3-30b-a3b", "--gpus", "32", "--accelerator", "h100-sxm")
+
+    def proposed(modules: str) -> set[str]:
+        sets = ("parallelism.recomputeGranularity=selective", f"parallelism.recomputeModules=[{modules}]")
+        found = plan(*run, *(f"--set={each}" for each in sets))["proposals"]
+        return {path for each in found for path in each["settings"]}
+
+    graphs, overlap = "megatronArgs.cuda-graph-modules", "megatronArgs.overlap-moe-expert-parallel-comm"
+    assert graphs in proposed("layernorm")
+    assert not proposed("moe") & {graphs, overlap}
+
+
 def test_a_proposal_names_the_layout_that_it_allows() -> None:
     """With FP32 gradients and moments 70B fits on 16 H100 only if whole layers are recomputed."""
     few = ("--recipe", "llama3-70b", "--gpus", "16", "--accelerator", "h100-sxm")

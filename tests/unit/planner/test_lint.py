@@ -220,6 +220,61 @@ def test_unsupported_expert_overlap_is_rejected(
     assert any(f"is not supported here: {message}" in str(error) for error in refused.value.errors)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"parallelism": {"recomputeGranularity": "selective", "recomputeModules": ["moe"]}},
+            "recomputeModules has moe; set others, for example moe_act",
+        ),
+        (
+            {"model": {"moeTokenDispatcherType": "allgather"}},
+            "moeTokenDispatcherType is allgather; set model.moeTokenDispatcherType: alltoall",
+        ),
+        ({"model": {"mtpNumLayers": 2}}, "mtpNumLayers is 2; set model.mtpNumLayers: 1"),
+        ({"training": {"bf16": False}}, "the run is in FP32; set training.bf16: true"),
+        (
+            {"megatronArgs": {"moe-shared-expert-overlap": True}},
+            "moe-shared-expert-overlap is set too; set one of the two",
+        ),
+        (
+            {
+                "megatronArgs": {
+                    "cuda-graph-impl": "transformer_engine",
+                    "cuda-graph-modules": ["attn", "mlp"],
+                }
+            },
+            "cuda-graph-modules has mlp; set others, for example attn and moe_router",
+        ),
+    ],
+)
+def test_settings_that_exclude_expert_overlap_are_rejected_with_it(
+    resolve: Any, changed: dict[str, dict[str, Any]], message: str
+) -> None:
+    spec = MOE | OVERLAP
+    spec |= {section: spec.get(section, {}) | values for section, values in changed.items()}
+    with pytest.raises(InvalidRecipeError) as refused:
+        plan(resolve(None, 64, **spec))
+    assert any(f"is not supported here: {message}" in str(error) for error in refused.value.errors)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parallelism": {"recomputeGranularity": "selective", "recomputeModules": ["layernorm"]}},
+        {"model": {"moeTokenDispatcherType": "alltoall"}},
+        {"model": {"mtpNumLayers": 1}},
+        {"megatronArgs": {"cuda-graph-impl": "transformer_engine", "cuda-graph-modules": ["attn"]}},
+    ],
+)
+def test_expert_overlap_is_planned_with_what_it_does_not_exclude(
+    resolve: Any, changed: dict[str, dict[str, Any]]
+) -> None:
+    spec = MOE | OVERLAP
+    spec |= {section: spec.get(section, {}) | values for section, values in changed.items()}
+    assert plan(resolve(None, 64, **spec)).expert_model_parallel_size > 1
+
+
 def test_the_planned_layout_supports_expert_overlap(resolve: Any) -> None:
     made = plan(resolve(None, 64, **MOE, **OVERLAP))
     assert made.expert_model_parallel_size > 1

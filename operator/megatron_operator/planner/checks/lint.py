@@ -14,6 +14,11 @@ from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.cuda_graphs import (
+    captured_modules,
+    graph_errors,
+    recomputed_modules,
+)
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP, flag_errors
 from megatron_operator.planner.checks.fsdp import fsdp_errors, fsdp_warnings, model_errors
 from megatron_operator.planner.checks.probable_mistakes import FAST_WRITES, probable_mistakes
@@ -56,23 +61,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 partly if any(model_errors(resolved.model)) else fully,
             )
         )
-    graphs = args.get("cuda-graph-impl", "none")
-    if graphs in ("local", "transformer_engine") and resolved.parallelism.recompute_granularity == "full":
-        errors.append(
-            FieldError(
-                _ARGS + "cuda-graph-impl",
-                f"{graphs} with recomputeGranularity full, which only supports whole-iteration graphs",
-                "set full_iteration, or recomputeGranularity selective",
-            )
-        )
-    if graphs == "full_iteration" and "cuda-graph-modules" in args:
-        errors.append(
-            FieldError(
-                _ARGS + "cuda-graph-modules",
-                "with cuda-graph-impl full_iteration, which captures everything",
-                "leave it out, or set cuda-graph-impl transformer_engine",
-            )
-        )
+    errors += graph_errors(resolved)
     hierarchical = "hierarchical-context-parallel-sizes"
     if resolved.parallelism.cp_comm_type == "a2a+p2p" and hierarchical not in args:
         errors.append(
@@ -130,11 +119,11 @@ def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:
 
 def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """What Megatron requires of overlapped expert communication, as far as the recipe sets it."""
-    parallelism = resolved.parallelism
+    parallelism, model, training = resolved.parallelism, resolved.model, resolved.training
     pp, ep = parallelism.pipeline_model_parallel_size or 1, parallelism.expert_model_parallel_size
     virtual = parallelism.num_virtual_stages_per_pipeline_rank or parallelism.pipeline_model_parallel_layout
     found = []
-    if not resolved.model.num_experts:
+    if not model.num_experts:
         found.append(("the model has no experts", "leave it out"))
     if ep == 1:
         found.append(("EP is 1, so there is nothing to overlap", "leave it out, or raise EP"))
@@ -142,6 +131,20 @@ def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         found.append((f"PP {pp} without virtual stages", "set numVirtualStagesPerPipelineRank"))
     if parallelism.recompute_granularity == "full":
         found.append(("full recomputation", "set recomputeGranularity selective, or leave it out"))
+    if "moe" in recomputed_modules(resolved):
+        found.append(("recomputeModules has moe", "set others, for example moe_act"))
+    if model.moe_token_dispatcher_type == "allgather":
+        found.append(("moeTokenDispatcherType is allgather", "set model.moeTokenDispatcherType: alltoall"))
+    if (model.mtp_num_layers or 0) > 1:
+        found.append((f"mtpNumLayers is {model.mtp_num_layers}", "set model.mtpNumLayers: 1"))
+    if not (training.bf16 or training.fp16):
+        found.append(("the run is in FP32", "set training.bf16: true"))
+    if resolved.megatron_args.get("moe-shared-expert-overlap"):
+        found.append(("moe-shared-expert-overlap is set too", "set one of the two"))
+    whole = captured_modules(resolved) & {"mlp", "moe"}
+    if whole and resolved.megatron_args.get("cuda-graph-impl") == "transformer_engine":
+        fix = "set others, for example attn and moe_router"
+        found.append((f"cuda-graph-modules has {', '.join(sorted(whole))}", fix))
     return [FieldError(_ARGS + EXPERT_OVERLAP, f"is not supported here: {what}", fix) for what, fix in found]
 
 
