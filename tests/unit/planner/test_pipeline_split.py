@@ -85,6 +85,29 @@ def test_an_invalid_layout_string_is_rejected(layout: str, message: str) -> None
     assert message in errors[0].message
 
 
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("Et*8m|t*8mL", "places layers behind mtp layers; place each m behind the last t"),
+        ("Et*8|t*7|mm|tL", "places layers behind mtp layers; place each m behind the last t"),
+        ("Et*8|t*8|m|mL", "does not place the mtp layers in one chunk, the last one of its stage"),
+        ("Et*8|t*8mm||L", "does not place the mtp layers in one chunk, the last one of its stage"),
+        ("Et*8|t*8|mm|L", None),
+        ("Et*8|t*8mmL", None),
+    ],
+)
+def test_predictions_are_behind_all_layers_in_the_last_chunk_of_one_stage(
+    layout: str, message: str | None
+) -> None:
+    """As `validate_layer_layout` of Megatron has it."""
+    split, errors = asked(16, 2, mtp=2, pipelineModelParallelLayout=layout)
+    if message is None:
+        assert (split and split.layers, errors) == ((8, 8), [])
+    else:
+        assert split is None
+        assert message in f"{errors[0].message}; {errors[0].fix}"
+
+
 def test_a_layout_of_several_chunks_is_rejected_without_pipeline_stages() -> None:
     split, errors = asked(32, 1, pipelineModelParallelLayout="Et*16|t*16L")
     assert split is None

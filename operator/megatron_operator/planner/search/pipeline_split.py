@@ -147,6 +147,13 @@ def _layout_split(
         refuse(f"places {text.count('t')} layers, the model has {layers}", f"place {layers} t")
     elif text.count("m") != mtp:
         refuse(f"places {text.count('m')} mtp layers, the model has {mtp}", f"place {mtp} m")
+    elif "t" in text.partition("m")[2]:
+        refuse("places layers behind mtp layers", "place each m behind the last t")
+    elif sum("m" in chunk for chunk in chunks) > 1 or any("m" in chunk for chunk in chunks[:-pp]):
+        refuse(
+            "does not place the mtp layers in one chunk, the last one of its stage",
+            f"place all m in one of the last {pp} chunks, for example before L",
+        )
     elif pp == 1 and len(chunks) > 1:
         stages = next(n for n in range(2, len(chunks) + 1) if len(chunks) % n == 0)
         refuse(
