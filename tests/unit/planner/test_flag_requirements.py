@@ -183,6 +183,58 @@ def test_experts_of_a_fixed_capacity_need_the_fused_operations_with_hybridep(res
     assert errors(resolve("mixtral-8x7b", 64, megatronArgs=fused, **flex)) == []
 
 
+IN_MXFP8 = {"fp8Format": "e4m3", "fp8Recipe": "mxfp8"}
+
+
+@pytest.mark.parametrize(
+    ("args", "refused", "error", "taken"),
+    [
+        (
+            {"fp8-output-proj": True},
+            ({}, {"fp8Format": "hybrid"}, {"fp8Format": "hybrid", "fp8Recipe": "tensorwise"}),
+            "spec.megatronArgs.fp8-output-proj: requires matrix products in MXFP8; set training.fp8Format:"
+            " e4m3 and fp8Recipe: mxfp8, or leave it out",
+            (IN_MXFP8,),
+        ),
+        (
+            {"first-last-layers-bf16": True},
+            ({"fp8Format": "hybrid"}, {"fp8Format": "hybrid", "fp8Recipe": "delayed"}),
+            "spec.megatronArgs.first-last-layers-bf16: excludes delayed scaling, which is Megatron's default;"
+            " set training.fp8Recipe: tensorwise, or leave it out",
+            ({"fp8Format": "hybrid", "fp8Recipe": "tensorwise"}, IN_MXFP8, {}),
+        ),
+    ],
+)
+def test_layers_in_another_precision_need_scales_that_megatron_takes_with_them(
+    resolve: Any, args: dict[str, bool], refused: tuple[Any, ...], error: str, taken: tuple[Any, ...]
+) -> None:
+    def found(training: dict[str, Any]) -> list[str]:
+        return errors(resolve("llama3-8b", 8, "gb200", training=training, megatronArgs=args))
+
+    assert [found(training) for training in refused] == [[error]] * len(refused)
+    assert [found(training) for training in taken] == [[]] * len(taken)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [{"numVirtualStagesPerPipelineRank": 2}, {"pipelineModelParallelLayout": "Et*8|t*8|t*8|t*8L"}],
+)
+def test_virtual_stages_without_overlapped_messages_need_more_than_two_stages(
+    resolve: Any, stages: dict[str, Any]
+) -> None:
+    args, two = {"no-overlap-p2p-communication": True}, {"pipelineModelParallelSize": 2}
+    assert errors(resolve("llama3-8b", 16, parallelism=two | stages)) == []
+    (found,) = errors(resolve("llama3-8b", 16, parallelism=two | stages, megatronArgs=args))
+    assert found == (
+        "spec.megatronArgs.no-overlap-p2p-communication: requires 3 pipeline stages or more where these have"
+        " virtual ones, and no layout that fits has them; set parallelism.pipelineModelParallelSize above 2,"
+        " or leave the virtual stages or the flag out"
+    )
+    assert errors(resolve("llama3-8b", 16, parallelism=two, megatronArgs=args)) == []
+    four = {"pipelineModelParallelSize": 4, "numVirtualStagesPerPipelineRank": 2}
+    assert errors(resolve("llama3-8b", 16, parallelism=four, megatronArgs=args)) == []
+
+
 LOCAL_CHECKPOINTS = {"non-persistent-ckpt-type": "local", "enable-msc": True, "replication": True}
 
 

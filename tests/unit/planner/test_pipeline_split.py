@@ -131,21 +131,21 @@ def test_a_layout_unrolls_groups_as_megatron_does() -> None:
 def test_interleaving_needs_whole_chunks_on_several_stages(
     layers: tuple[int, ...], virtual: int, pp: int, refused: bool
 ) -> None:
-    assert (interleaving_error(StageSplit(layers, virtual=virtual), pp, overlap=True) is not None) == refused
+    assert (interleaving_error(StageSplit(layers, virtual=virtual), pp) is not None) == refused
 
 
 @pytest.mark.parametrize(
     ("layers", "fix"), [((4, 4, 4, 1), "leave it out"), ((8, 8, 8, 4), "set a divisor of 4")]
 )
 def test_refused_virtual_stages_name_what_divides_all_stages(layers: tuple[int, ...], fix: str) -> None:
-    refused = interleaving_error(StageSplit(layers, virtual=8), 4, overlap=True)
+    refused = interleaving_error(StageSplit(layers, virtual=8), 4)
     assert refused is not None
     assert refused.fix == fix
 
 
 def test_embedding_and_loss_count_as_layers_for_interleaving() -> None:
     split = StageSplit((15, 16, 16, 15), count_embedding=True, count_loss=True, virtual=4)
-    assert interleaving_error(split, 4, overlap=True) is None
+    assert interleaving_error(split, 4) is None
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,14 @@ _NEEDS: Final = (
         f'set offload-modules, and env {{{_OFFLOAD_VARIABLE}: "1"}}',
     ),
     _Need(
+        "first-last-layers-bf16",
+        lambda resolved: (
+            resolved.training.fp8_format is None or resolved.training.fp8_recipe not in (None, "delayed")
+        ),
+        "excludes delayed scaling, which is Megatron's default",
+        "set training.fp8Recipe: tensorwise, or leave it out",
+    ),
+    _Need(
         "fp16-lm-cross-entropy",
         lambda resolved: bool(resolved.training.fp16),
         "requires training.fp16",
@@ -138,9 +146,9 @@ _NEEDS: Final = (
     ),
     _Need(
         "fp8-output-proj",
-        lambda resolved: resolved.training.fp8_format is not None,
-        "requires FP8 matrix products",
-        "set training.fp8Format: hybrid, or leave it out",
+        lambda resolved: resolved.training.fp8_format is not None and resolved.training.fp8_recipe == "mxfp8",
+        "requires matrix products in MXFP8",
+        "set training.fp8Format: e4m3 and fp8Recipe: mxfp8, or leave it out",
     ),
     _Need(
         "moe-router-padding-for-fp8 moe-router-padding-for-quantization",

@@ -115,7 +115,7 @@ def stage_split(shape: ModelShape, asked: ParallelismSpec, pp: int, found: Diagn
     shared = shares_selection(shape) and asked.pipeline_model_parallel_layout is None
     if not errors.errors and (split is None or (shared and not _requests_split(asked))):
         split = _automatic(shape, pp, asked.num_virtual_stages_per_pipeline_rank)
-    if split is not None and (error := interleaving_error(split, pp, overlap=True)):
+    if split is not None and (error := interleaving_error(split, pp)):
         errors.extend([error])
     found.extend(errors.errors)
     return None if errors.errors else split
@@ -146,7 +146,7 @@ def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | 
     if split is None or virtual is None:
         return split
     split = replace(split, virtual=virtual)
-    if interleaving_error(split, pp, overlap=True):
+    if interleaving_error(split, pp):
         return interleaved_layout(shape.layers, shape.mtp_layers, pp, virtual) or split
     return split
 
@@ -173,7 +173,7 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         trial
         for virtual in divisors(math.gcd(*split.counted))[1:]
         if virtual <= MAX_VIRTUAL_STAGES
-        and interleaving_error(trial := replace(split, virtual=virtual), pp, overlap=True) is None
+        and interleaving_error(trial := replace(split, virtual=virtual), pp) is None
     ]
     if not _requests_split(problem.asked) and (not chunked or (chunked[0].virtual or 0) > MAX_UNEVEN_CHUNKS):
         shape = problem.shape

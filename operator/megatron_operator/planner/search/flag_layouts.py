@@ -43,6 +43,11 @@ _NEEDS: Final = {
         "set parallelism.tensorModelParallelSize above 1, recomputeGranularity: full and sequenceParallel:"
         " false, or leave the flag out",
     ),
+    "no-overlap-p2p-communication": _Need(
+        lambda candidate: candidate.dims.vp == 1 or candidate.dims.pp > 2,
+        "requires 3 pipeline stages or more where these have virtual ones, and no layout that fits has them",
+        "set parallelism.pipelineModelParallelSize above 2, or leave the virtual stages or the flag out",
+    ),
     "hybrid-context-parallel": _Need(
         lambda candidate: candidate.dims.pp == 1,
         "excludes pipeline stages, and no layout without them fits",

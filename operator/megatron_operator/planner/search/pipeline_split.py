@@ -266,20 +266,17 @@ def _layers(count: int) -> str:
     return "t" if count == 1 else f"t*{count}"
 
 
-def interleaving_error(split: StageSplit, pp: int, overlap: bool) -> FieldError | None:
+def interleaving_error(split: StageSplit, pp: int) -> FieldError | None:
     """Why a split cannot be interleaved; none if it can.
 
-    Interleaving needs 2 stages with overlapped point-to-point communication (`overlap`), 3 without, and
-    chunks of whole layers (`validate_args` of Megatron).
+    Interleaving needs 2 stages, with overlapped point-to-point communication, and chunks of whole layers
+    (`validate_args` of Megatron). Without the overlap it needs 3 (`flag_layouts`).
     """
     virtual, field = split.virtual, "spec.parallelism.numVirtualStagesPerPipelineRank"
     if virtual is None or virtual == 1 or split.layout is not None:
         return None
-    least = 2 if overlap else 3
-    if pp < least:
-        return FieldError(
-            field, f"{virtual} needs PP of at least {least}, PP is {pp}", "leave it out or raise PP"
-        )
+    if pp < 2:
+        return FieldError(field, f"{virtual} needs PP of at least 2, PP is {pp}", "leave it out or raise PP")
     if uneven := sorted(n for n in split.counted if n % virtual):
         common = math.gcd(*split.counted)
         return FieldError(
