@@ -284,7 +284,7 @@ def _problem(
     found.extend(training_errors(resolved))
     found.extend(precision_errors(resolved, accelerator))
     found.extend(recompute_errors(asked, resolved))
-    found.extend(optimizer_errors(asked, distributed_optimizer))
+    found.extend(optimizer_errors(asked, resolved.training, distributed_optimizer))
     check_ineffective_settings(resolved, found)
     args = resolved.megatron_args
     if resolved.engine == "bridge":

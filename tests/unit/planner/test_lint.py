@@ -15,6 +15,9 @@ MOE: dict[str, Any] = {
     "training": {"seqLength": 4096, "globalBatchSize": 1024, "lr": 1e-4, "trainIters": 1000, "bf16": True},
 }  # fmt: skip
 
+GATHERED = {"fp8Format": "hybrid", "fp8ParamGather": True}
+REPLICATED = {"useDistributedOptimizer": False}
+
 
 @pytest.mark.parametrize(
     ("spec", "message"),
@@ -50,6 +53,22 @@ MOE: dict[str, Any] = {
             },
             "cannot load the states of this optimizer for parameters in FP32; set training.bf16: true",
         ),
+        (
+            {
+                "training": GATHERED | {"fp8Recipe": "tensorwise", "usePrecisionAwareOptimizer": True},
+                "megatronArgs": {"optimizer-cpu-offload": True},
+            },
+            "optimizer-cpu-offload: takes fp8ParamGather with delayed scaling alone, and fp8Recipe is tensor",
+        ),
+        (
+            {"training": GATHERED, "parallelism": REPLICATED},
+            "spec.training.fp8ParamGather: requires the distributed optimizer, which is off",
+        ),
+        (
+            {"training": {"usePrecisionAwareOptimizer": True}, "parallelism": REPLICATED},
+            "spec.training.usePrecisionAwareOptimizer: requires the distributed optimizer, which is off;"
+            " set parallelism.useDistributedOptimizer: true, or usePrecisionAwareOptimizer: false",
+        ),
         ({"parallelism": {"cpCommType": "a2a+p2p"}}, "set megatronArgs.hierarchical-context-parallel-sizes"),
         ({"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}, "the model has no experts"),
         (
@@ -79,6 +98,23 @@ def test_combinations_that_fail_in_megatron_are_rejected(
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 64, **spec))
     assert any(message in str(error) for error in refused.value.errors)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {
+            "training": GATHERED | {"fp8Recipe": "delayed", "usePrecisionAwareOptimizer": True},
+            "megatronArgs": {"optimizer-cpu-offload": True},
+        },
+        {"training": GATHERED | {"fp8Recipe": "tensorwise", "usePrecisionAwareOptimizer": True}},
+        {"training": {"fp8Format": "hybrid"}, "parallelism": REPLICATED},
+    ],
+)
+def test_settings_of_the_optimizer_that_megatron_takes_are_planned(
+    resolve: Any, spec: dict[str, Any]
+) -> None:
+    assert plan(resolve("llama3-8b", 64, **spec)).world_size == 64
 
 
 @pytest.mark.parametrize(

@@ -73,24 +73,28 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         )
     if args.get(EXPERT_OVERLAP):
         errors += _overlap_errors(resolved)
-    if args.get("optimizer-cpu-offload") and not resolved.training.use_precision_aware_optimizer:
-        errors.append(
-            FieldError(
-                _ARGS + "optimizer-cpu-offload",
-                "requires the precision-aware optimizer",
-                "set training.usePrecisionAwareOptimizer: true",
-            )
-        )
-    elif args.get("optimizer-cpu-offload") and not (resolved.training.bf16 or resolved.training.fp16):
-        # Megatron Core 0.19.2: a KeyError of HybridDeviceOptimizer, at the first resume.
-        errors.append(
-            FieldError(
-                _ARGS + "optimizer-cpu-offload",
-                "Megatron cannot load the states of this optimizer for parameters in FP32",
-                "set training.bf16: true, or leave it out",
-            )
-        )
+    errors += _offload_errors(resolved)
     return errors + flag_errors(resolved) + fsdp_errors(resolved)
+
+
+def _offload_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """What Megatron requires of optimizer states on the host."""
+    training, flag = resolved.training, "optimizer-cpu-offload"
+    found = []
+    if not resolved.megatron_args.get(flag):
+        return []
+    if not training.use_precision_aware_optimizer:
+        found.append(
+            ("requires the precision-aware optimizer", "set training.usePrecisionAwareOptimizer: true")
+        )
+    elif not (training.bf16 or training.fp16):
+        # Megatron Core 0.19.2: a KeyError of HybridDeviceOptimizer, at the first resume.
+        message = "Megatron cannot load the states of this optimizer for parameters in FP32"
+        found.append((message, "set training.bf16: true, or leave it out"))
+    if training.fp8_param_gather and training.fp8_recipe not in (None, "delayed"):
+        message = f"takes fp8ParamGather with delayed scaling alone, and fp8Recipe is {training.fp8_recipe}"
+        found.append((message, "set training.fp8ParamGather: false, or leave it out"))
+    return [FieldError(_ARGS + flag, *each) for each in found]
 
 
 def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:

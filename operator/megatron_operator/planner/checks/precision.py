@@ -1,7 +1,7 @@
 """Checks of precision, recomputation, optimizer and hyperparameters."""
 
 from megatron_operator.api.errors import FieldError
-from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.four_bits import four_bit_errors
@@ -199,9 +199,24 @@ def _full_errors(p: ParallelismSpec, at: str) -> list[FieldError]:
     ]
 
 
-def optimizer_errors(p: ParallelismSpec, distributed_optimizer: bool) -> list[FieldError]:
-    """Errors for overlaps that require another setting."""
+def optimizer_errors(
+    p: ParallelismSpec, training: TrainingSpec, distributed_optimizer: bool
+) -> list[FieldError]:
+    """Errors for overlaps and for settings of the optimizer that require another setting."""
     at, errors = "spec.parallelism.", []
+    sharded = {
+        "usePrecisionAwareOptimizer": training.use_precision_aware_optimizer,
+        "fp8ParamGather": training.fp8_param_gather,
+    }
+    errors += [
+        FieldError(
+            f"spec.training.{name}",
+            "requires the distributed optimizer, which is off",
+            f"set parallelism.useDistributedOptimizer: true, or {name}: false",
+        )
+        for name, is_on in sharded.items()
+        if is_on and not distributed_optimizer
+    ]
     if p.overlap_param_gather and not distributed_optimizer:
         errors.append(
             FieldError(
