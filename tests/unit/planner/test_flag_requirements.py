@@ -235,6 +235,31 @@ def test_virtual_stages_without_overlapped_messages_need_more_than_two_stages(
     assert errors(resolve("llama3-8b", 16, parallelism=four, megatronArgs=args)) == []
 
 
+def test_instances_of_the_optimizer_divide_the_ranks_that_share_its_states(resolve: Any) -> None:
+    name = "spec.megatronArgs.num-distributed-optimizer-instances"
+
+    def run(recipe: str, instances: int | str, **changes: Any) -> Any:
+        return resolve(recipe, 64, megatronArgs={name.rpartition(".")[2]: instances}, **changes)
+
+    one, two = (plan(run("llama3-8b", instances)).memory_per_gpu for instances in (1, "2"))
+    assert one is not None
+    assert two is not None
+    assert two.optimizer == pytest.approx(2 * one.optimizer)
+    for instances in (0, 3):
+        assert errors(run("llama3-8b", instances)) == [
+            f"{name}: {instances} instances do not divide DP x CP of any layout that fits; set a divisor, or"
+            " leave the flag out"
+        ]
+    experts = {"parallelism": {"expertModelParallelSize": 8, "tensorModelParallelSize": 1}}
+    assert errors(run("qwen3-30b-a3b", 8, **experts)) == []
+    assert errors(run("qwen3-30b-a3b", 16, **experts)) == [
+        f"{name}: 16 instances do not divide DP x CP and the DP of experts of any layout that fits; set a"
+        " common divisor, or leave the flag out"
+    ]
+    (found,) = errors(run("llama3.2-1b", 2, parallelism={"useDistributedOptimizer": False}))
+    assert found.startswith(f"{name}: requires the distributed optimizer, which is off; set parallelism.")
+
+
 LOCAL_CHECKPOINTS = {"non-persistent-ckpt-type": "local", "enable-msc": True, "replication": True}
 
 

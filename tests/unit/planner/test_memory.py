@@ -70,6 +70,15 @@ def test_the_distributed_optimizer_splits_only_the_optimizer() -> None:
     assert split.optimizer == pytest.approx(whole.optimizer / 2)
 
 
+def test_instances_of_the_distributed_optimizer_each_have_all_states() -> None:
+    """With EP 4, two ranks have the same experts and share their states."""
+    one, two = (mixtral(ep=4, optimizer_instances=count) for count in (1, 2))
+    assert states(two, 0).optimizer == pytest.approx(2 * states(one, 0).optimizer)
+    assert states(two, 0).weights == states(one, 0).weights
+    off = [mixtral(distributed_optimizer=False, optimizer_instances=count) for count in (1, 2)]
+    assert states(off[0], 0) == states(off[1], 0)
+
+
 def test_context_parallel_ranks_share_the_optimizer_and_the_sequence() -> None:
     one, two = workload(), workload(cp=2)
     assert states(two, 0).optimizer == pytest.approx(states(one, 0).optimizer / 2)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.own_image import has_own_image
-from megatron_operator.planner.estimate.workload import OFFLOAD_FRACTION
+from megatron_operator.planner.estimate.workload import OFFLOAD_FRACTION, OPTIMIZER_INSTANCES
 from megatron_operator.planner.gradient_overlap import overlaps
 
 _AT: Final = "spec.megatronArgs."
@@ -234,6 +234,13 @@ _NEEDS: Final = (
         ),
         "requires grouped products of the experts in Transformer Engine's fused operations",
         "set model.moeGroupedGemm: true and use-transformer-engine-op-fuser: true, or leave it out",
+    ),
+    _Need(
+        OPTIMIZER_INSTANCES,
+        lambda resolved: resolved.parallelism.use_distributed_optimizer is not False,
+        "requires the distributed optimizer, which is off",
+        "set parallelism.useDistributedOptimizer: true, or leave it out",
+        (1,),
     ),
     _Need(
         "overlap-p2p-communication-warmup-flush",

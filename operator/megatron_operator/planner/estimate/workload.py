@@ -20,6 +20,7 @@ from megatron_operator.planner.estimate.model_shape import ModelShape, model_sha
 
 MegatronArgs = Mapping[str, Any]
 OFFLOAD_FRACTION: Final = "optimizer-offload-fraction"
+OPTIMIZER_INSTANCES: Final = "num-distributed-optimizer-instances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ class Workload:
     """Transformer layers of each pipeline stage."""
     sequence_parallel: bool = True
     distributed_optimizer: bool = True
+    optimizer_instances: int = 1
+    """Copies of the optimizer states that the distributed optimizer shards."""
     fully_sharded: bool = False
     """Whether data-parallel ranks shard weights and gradients too (Megatron FSDP)."""
     numerics: Numerics = Numerics()
@@ -147,7 +150,9 @@ class Workload:
         """Ranks that share the optimizer states of everything but experts, and of experts."""
         if not self.distributed_optimizer:
             return 1, 1
-        return self.dims.dp * self.dims.cp, self.dims.expert_dp if self.shape.is_moe else 1
+        instances = max(1, self.optimizer_instances)
+        ranks, of_experts = self.dims.dp * self.dims.cp, self.dims.expert_dp if self.shape.is_moe else 1
+        return max(1, ranks // instances), max(1, of_experts // instances)
 
     @cached_property
     def kinds_of_stage(self) -> tuple[Mapping[LayerKind, int], ...]:
@@ -178,6 +183,7 @@ class Workload:
             stage_layers=tuple(plan.stage_layers),
             sequence_parallel=plan.sequence_parallel,
             distributed_optimizer=plan.use_distributed_optimizer,
+            optimizer_instances=optimizer_instances(args),
             fully_sharded=bool(plan.use_megatron_fsdp),
             numerics=numerics(resolved.training, args),
             recompute=Recomputation(
@@ -294,6 +300,14 @@ def offloaded_fraction(args: MegatronArgs) -> float | None:
     except ValueError:
         return 1.0
     return fraction if 0 <= fraction <= 1 else 1.0
+
+
+def optimizer_instances(args: MegatronArgs) -> int:
+    """Copies of the sharded optimizer states; 1, Megatron's default, where the flag has no number."""
+    try:
+        return int(str(args.get(OPTIMIZER_INSTANCES, 1)))
+    except ValueError:
+        return 1
 
 
 def execution(

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import CONTEXT_SIZES, context_ranks
+from megatron_operator.planner.estimate.workload import OPTIMIZER_INSTANCES, optimizer_instances
 from megatron_operator.planner.search.problem import Candidate
 
 
@@ -24,6 +25,16 @@ class _Need(NamedTuple):
 def _distributes_activations(candidate: Candidate) -> bool:
     splits_sequences = candidate.workload.sequence_parallel
     return candidate.dims.tp > 1 and candidate.recompute == "full" and not splits_sequences
+
+
+def _divided_by(instances: int) -> Callable[[Candidate], bool]:
+    """Whether so many instances of the distributed optimizer divide both of its groups."""
+
+    def is_met(candidate: Candidate) -> bool:
+        groups = candidate.dims.dp * candidate.dims.cp, candidate.dims.expert_dp
+        return instances > 0 and not any(size % instances for size in groups)
+
+    return is_met
 
 
 _NEEDS: Final = {
@@ -65,6 +76,11 @@ def with_flags(resolved: ResolvedRecipe, candidates: list[Candidate], found: Dia
         message = f"are {ranks} ranks, and no layout that fits has CP {ranks}"
         fix = f"set parallelism.contextParallelSize: {ranks}, or leave the flag out"
         needs.append((CONTEXT_SIZES, _Need(lambda candidate: candidate.dims.cp == ranks, message, fix)))
+    if (instances := optimizer_instances(resolved.megatron_args)) != 1:
+        groups = "DP x CP and the DP of experts" if resolved.model.num_experts else "DP x CP"
+        message = f"{instances} instances do not divide {groups} of any layout that fits"
+        fix = f"set a {'common ' if resolved.model.num_experts else ''}divisor, or leave the flag out"
+        needs.append((OPTIMIZER_INSTANCES, _Need(_divided_by(instances), message, fix)))
     reported = {error.field for error in found.errors}
     for flag, need in needs:
         field = f"spec.megatronArgs.{flag}"

@@ -18,7 +18,7 @@ from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.memory import memory_per_gpu
 from megatron_operator.planner.estimate.step_time import expected
 from megatron_operator.planner.estimate.uncertainty import mean_error, spread
-from megatron_operator.planner.estimate.workload import Recomputation, Workload
+from megatron_operator.planner.estimate.workload import Recomputation, Workload, optimizer_instances
 from megatron_operator.planner.search.constraints import Layout, Recompute
 from megatron_operator.planner.search.enumerate import (
     batch_errors,
@@ -244,6 +244,7 @@ def _candidate(
         stage_layers=split.layers,
         sequence_parallel=problem.sequence_parallel,
         distributed_optimizer=problem.distributed_optimizer,
+        optimizer_instances=optimizer_instances(problem.resolved.megatron_args),
         fully_sharded=problem.fully_sharded,
         numerics=problem.numerics,
         recompute=Recomputation(
