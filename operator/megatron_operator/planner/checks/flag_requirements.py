@@ -5,12 +5,12 @@ Sources: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerParamS
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.context_sizes import context_size_errors
 from megatron_operator.planner.checks.own_image import has_own_image
 from megatron_operator.planner.estimate.workload import OFFLOAD_FRACTION, OPTIMIZER_INSTANCES
 from megatron_operator.planner.gradient_overlap import overlaps
@@ -18,7 +18,6 @@ from megatron_operator.planner.gradient_overlap import overlaps
 _AT: Final = "spec.megatronArgs."
 EXPERT_OVERLAP: Final = "overlap-moe-expert-parallel-comm"
 _OFFLOAD_VARIABLE: Final = "NVTE_CPU_OFFLOAD_V1"
-CONTEXT_SIZES: Final = "hierarchical-context-parallel-sizes"
 
 
 class _Need(NamedTuple):
@@ -280,7 +279,7 @@ def flag_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         *_of_dense_models(resolved, {error.field for error in found}),
         *_of_other_precisions(resolved),
         *_weight_decay_errors(resolved),
-        *_context_size_errors(resolved),
+        *context_size_errors(resolved),
         *_interval_errors(resolved),
         *_attention_errors(resolved),
         *_rate_errors(resolved),
@@ -320,22 +319,6 @@ def _weight_decay_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     elif len(ends) < 2:
         message = f"{style} requires start-weight-decay and end-weight-decay"
         yield FieldError(_AT + "weight-decay-incr-style", message, "set both, or leave it out")
-
-
-def context_ranks(resolved: ResolvedRecipe) -> int | None:
-    """Ranks of the hierarchy of context parallelism; None where it is not set."""
-    sizes = resolved.megatron_args.get(CONTEXT_SIZES)
-    if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
-        return None
-    return math.prod(int(each) for each in sizes)
-
-
-def _context_size_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
-    ranks, size = context_ranks(resolved), resolved.parallelism.context_parallel_size
-    if ranks is not None and size is not None and ranks != size:
-        sizes = resolved.megatron_args[CONTEXT_SIZES]
-        message = f"{sizes} are {ranks} ranks, and parallelism.contextParallelSize is {size}"
-        yield FieldError(_AT + CONTEXT_SIZES, message, f"set parallelism.contextParallelSize: {ranks}")
 
 
 def _interval_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:

@@ -14,6 +14,7 @@ from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.context_sizes import level_errors
 from megatron_operator.planner.checks.cuda_graphs import (
     captured_modules,
     graph_errors,
@@ -61,16 +62,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 partly if any(model_errors(resolved.model)) else fully,
             )
         )
-    errors += graph_errors(resolved)
-    hierarchical = "hierarchical-context-parallel-sizes"
-    if resolved.parallelism.cp_comm_type == "a2a+p2p" and hierarchical not in args:
-        errors.append(
-            FieldError(
-                "spec.parallelism.cpCommType",
-                "a2a+p2p splits context-parallel ranks into two levels, whose sizes are not set",
-                f"set megatronArgs.{hierarchical}, two sizes whose product is contextParallelSize",
-            )
-        )
+    errors += [*graph_errors(resolved), *level_errors(resolved)]
     if args.get(EXPERT_OVERLAP):
         errors += _overlap_errors(resolved)
     errors += _offload_errors(resolved)

@@ -97,7 +97,9 @@ class ModelShape:
     dropout: bool = True
     """Whether attention, feed-forward part and embedding are followed by a dropout (Megatron's default)."""
     sinks: bool = False
-    """Whether the softmax has a learned term for each head."""
+    """Whether the softmax has a term beside the keys."""
+    learned_sinks: bool = False
+    """Whether that term is learned, for each head."""
     window: int | None = None
     """Keys that a query attends to in windowed layers; none without windowed layers."""
     windowed: float = 0.0
@@ -239,7 +241,8 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         diffusion=architecture_sizes.diffusion(more, hidden),
         post_norms=bool(more.post_layernorm),
         dropout=model.hidden_dropout is None or model.hidden_dropout > 0,
-        sinks=model.softmax_type == "learnable",
+        sinks=model.softmax_type in ("learnable", "off-by-one"),
+        learned_sinks=model.softmax_type == "learnable",
         window=window,
         windowed=windowed,
         expert_norms=bool(more.moe_norms),

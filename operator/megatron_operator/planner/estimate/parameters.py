@@ -57,7 +57,7 @@ def _attention(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
         n, d, g = own.heads, own.head_dim, own.groups
         projected = (n + 2 * g) * d + gate_width(shape, own)
         tensor = h * projected + n * d * h + (projected if shape.qkv_bias else 0)
-        tensor += n if shape.sinks else 0
+        tensor += n if shape.learned_sinks else 0
         if shape.qk_norm_of_all_heads:
             return tensor + (n + g) * d * shape.norm_size, proj_bias
         return tensor, proj_bias + (2 * d * shape.norm_size if shape.qk_norm else 0)

@@ -16,6 +16,7 @@ from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds, ffn_of
 from megatron_operator.planner.estimate.shared_selection import selecting_layers, shares_selection
+from megatron_operator.planner.search.context_exchange import check_exchange
 from megatron_operator.planner.search.pipeline_split import StageSplit
 from megatron_operator.planner.search.quantized_widths import quantized_width_errors
 
@@ -68,6 +69,8 @@ class ConstraintContext:
     """Whether the model takes sequence parallelism where it runs."""
     width_multiple: int = 1
     """What widths of linear layers are multiples of on each rank."""
+    cp_levels: tuple[int, ...] = ()
+    """Ranks of each level of context parallelism; empty without levels."""
     adapters: Adapters | None = None
     """All that is trained, with LoRA."""
 
@@ -297,7 +300,7 @@ def _check_sequence(dims: ParallelDims, context: ConstraintContext, found: Diagn
 def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
     """What attention requires of context parallelism."""
     shape, cp, tp, seq = context.shape, dims.cp, dims.tp, context.seq_length
-    field, comm = f"{_P}contextParallelSize", context.cp_comm_type
+    field = f"{_P}contextParallelSize"
     if context.local_layers and not context.splits_itself:
         found.error(
             field, f"CP {cp} requires Transformer Engine, but transformerImpl is local", "leave it out"
@@ -322,30 +325,8 @@ def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagno
     for name, count in heads.items():
         if count % (tp * cp):
             found.error(field, f"TP {tp} x CP {cp} does not divide {name} {count}", "set a smaller CP")
-    if (shape.sinks or shape.window) and comm != "a2a":
-        what = "attention sinks" if shape.sinks else "windowed attention"
-        found.error(
-            f"{_P}cpCommType",
-            f"is {comm or 'p2p'}, but Transformer Engine supports {what} with a2a only",
-            "set a2a, or contextParallelSize 1",
-        )
-    local_heads, local_groups = shape.heads // tp, max(shape.groups // tp, 1)
-    if comm == "a2a" and (local_heads % cp or local_groups % cp):
-        smaller = [
-            size
-            for size in divisors(math.gcd(local_heads, local_groups))
-            if size > 1 and context.world % (tp * dims.pp * size) == seq % (2 * size) == 0
-        ]
-        found.error(
-            f"{_P}cpCommType",
-            f"a2a splits the {local_heads} heads and {local_groups} groups of a TP rank over CP {cp} ranks",
-            "set p2p, or "
-            + (
-                f"a CP of {' or '.join(map(str, smaller))}"
-                if smaller
-                else "a smaller tensorModelParallelSize"
-            ),
-        )
+    kind, levels = context.cp_comm_type, context.cp_levels
+    check_exchange(shape, dims, kind, levels, found, world=context.world, seq_length=seq)
 
 
 def _check_experts(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:

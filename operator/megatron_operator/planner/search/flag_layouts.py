@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.checks.flag_requirements import CONTEXT_SIZES, context_ranks
+from megatron_operator.planner.checks.context_sizes import CONTEXT_SIZES, context_ranks
 from megatron_operator.planner.estimate.workload import OPTIMIZER_INSTANCES, optimizer_instances
 from megatron_operator.planner.search.problem import Candidate
 

@@ -8,6 +8,7 @@ from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.entry import PublishedSizes
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.context_sizes import context_sizes
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.hardware import GIB, Accelerator, nvlink_ranks
 from megatron_operator.planner.estimate.model_shape import ModelShape
@@ -89,6 +90,7 @@ class PlanningProblem:
             seq_length=self.seq_length,
             sequence_parallel=self.sequence_parallel,
             cp_comm_type=self.asked.cp_comm_type,
+            cp_levels=context_sizes(self.resolved),
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
             unfused_attention=self.resolved.training.attention_backend == "unfused",
             in_fp32=self.numerics.in_fp32 and not self.on_cpu,
