@@ -54,6 +54,9 @@ class _Run:
     answered: float = 0.0
     """When a pod last answered, by the monotonic clock, as `moved`: the wall clock may be set."""
     moved: float = 0.0
+    """When phase, iteration or generation last changed, or ranks were last seen to load or evaluate."""
+    changed: float = 0.0
+    """When phase, iteration or generation last changed."""
     active: str = ""
     """When a pod last reported that its ranks still load or evaluate."""
     silent_since: float | None = None
@@ -237,14 +240,24 @@ class ProgressPoller:
         answered = max(pod.answered for pod in run.pods.values())
         before = None if run.reading is None else run.reading.report
         active = _active(reports.values())
-        if before is None or _motion(before) != _motion(report) or active > run.active:
+        changed = before is None or _motion(before) != _motion(report)
+        if changed:
+            run.changed = answered
+        if changed or active > run.active:
             run.moved, run.active = answered, active
         reached = None if run.reading is None else run.reading.reached
         if before is not None and before.generation != report.generation:
             reached = before.iteration
         restarts = sum(each.rank_restarts for each in reports.values())
         run.answered = answered
-        run.reading = ProgressReading(report, self._now(), restarts, answered - run.moved, reached)
+        run.reading = ProgressReading(
+            report,
+            self._now(),
+            restarts,
+            unchanged=answered - run.changed,
+            unmoved=answered - run.moved,
+            reached=reached,
+        )
         return _patience(before, report, resting=run.resting)
 
     async def _ask(self, key: RecipeKey, run: _Run, pod: PolledPod) -> None:

@@ -37,8 +37,10 @@ class ProgressReading:
     """When a pod last answered, seconds since the epoch by the clock at the time of reading."""
     rank_restarts: int = 0
     """Restarts of ranks, summed over the pods."""
-    unmoved: float = 0.0
+    unchanged: float = 0.0
     """Seconds for which pods have answered while phase, iteration and generation stayed the same."""
+    unmoved: float = 0.0
+    """The same, and no rank reported that it loads or evaluates: seconds without progress."""
     reached: int | None = None
     """The last iteration that was reported in the generation before this one; None when not known."""
 

@@ -126,7 +126,7 @@ def _update_iteration(status: StatusBuilder, reading: ProgressReading) -> None:
     moved = status.now
     if generation == old.generation:
         # The status may be behind: the iteration may have changed some time ago.
-        moved = min(moved, reading.answered) - reading.unmoved
+        moved = min(moved, reading.answered) - reading.unchanged
     eta = None
     if step and total and iteration is not None:
         eta = timestamp(status.now + step * max(0, total - iteration))

@@ -238,7 +238,7 @@ def _evaluates_long(status: StatusBuilder, reading: ProgressReading) -> bool:
     """Whether pods report an evaluation that is long enough to be a phase, or already is."""
     if reading.report.phase != "evaluating":
         return False
-    return status.phase == Phase.EVALUATING or reading.unmoved >= SHORTEST_EVALUATION
+    return status.phase == Phase.EVALUATING or reading.unchanged >= SHORTEST_EVALUATION
 
 
 def _set_recovering(status: StatusBuilder) -> None:

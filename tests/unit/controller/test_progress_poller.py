@@ -15,6 +15,7 @@ from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.workqueue import NORMAL, ROUTINE, URGENT
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import RecipeKey
+from megatron_operator.lifecycle.status_update import SHORTEST_EVALUATION
 
 from tests.unit.controller.hostile_pod import ok, once
 
@@ -90,6 +91,23 @@ def test_a_later_report_of_ranks_that_load_or_evaluate_is_progress(
     poller.poll()
     poller.report, moment[0] = poller.report | {"updatedAt": later}, 160.0
     assert poller.poll().unmoved == unmoved
+
+
+def test_an_evaluation_that_lasts_is_reconciled_for_although_its_batches_are_progress(
+    monkeypatch: Any,
+) -> None:
+    poller, moment = OnePodPoller(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    poller.poll()
+    began = moment[0] = 130.0
+    poller.notified.clear()
+    for second in range(0, int(progress_poller.REMIND) + 1, 5):
+        moment[0] = began + second
+        poller.report = REPORT | {"phase": "evaluating", "updatedAt": f"2026-11-29T10:00:{second:02}.000Z"}
+        reading = poller.poll()
+        assert (reading.unchanged, reading.unmoved) == (second, 0)
+    assert poller.notified == [NORMAL, ROUTINE]
+    assert reading.unchanged >= SHORTEST_EVALUATION
 
 
 def test_progress_incidents_and_warnings_notify_and_other_changes_do_not() -> None:

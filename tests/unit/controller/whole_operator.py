@@ -121,8 +121,11 @@ class ProgressInMemory:
             "checkpointIteration": cluster.checkpoint or None,
             "incidents": cluster.incidents,
         }
-        unmoved = cluster.now - self._moved[1]
-        self._reading = ProgressReading(ProgressReport.parse(report), 0.0, 0, unmoved)
+        unchanged = cluster.now - self._moved[1]
+        unmoved = 0.0 if phase == "evaluating" else unchanged
+        self._reading = ProgressReading(
+            ProgressReport.parse(report), 0.0, unchanged=unchanged, unmoved=unmoved
+        )
         self._answered_at = cluster.now
 
     def reading(self, _key: RecipeKey) -> ProgressReading | None:

@@ -15,10 +15,10 @@ from tests.unit.lifecycle.reconciling import reason, reconcile
 EVALUATIONS = [{"iteration": 10 * n, "loss": round(3.0 - n / 100, 2)} for n in range(1, MAX_EVALUATIONS + 3)]
 
 
-def report(run: Any, phase: str, unmoved: float = 0.0, **fields: Any) -> StatusBuilder:
-    """Reconcile after a report of this phase, which pods have repeated for `unmoved` seconds."""
+def report(run: Any, phase: str, unchanged: float = 0.0, **fields: Any) -> StatusBuilder:
+    """Reconcile after a report of this phase, which pods have repeated for `unchanged` seconds."""
     run.report(**{"iteration": 50, "checkpointIteration": 40, "phase": phase} | fields)
-    run.reading = replace(run.reading, unmoved=unmoved)
+    run.reading = replace(run.reading, unchanged=unchanged)
     return reconcile(run)
 
 
@@ -32,8 +32,8 @@ def evaluating(run: Any) -> Any:
 
 def test_an_evaluation_is_a_phase_once_it_lasts(run: Any) -> None:
     report(run, "training")
-    for unmoved in (0.0, SHORTEST_EVALUATION - 0.5):
-        assert report(run, "evaluating", unmoved).phase == Phase.TRAINING
+    for unchanged in (0.0, SHORTEST_EVALUATION - 0.5):
+        assert report(run, "evaluating", unchanged).phase == Phase.TRAINING
     assert report(run, "evaluating", SHORTEST_EVALUATION).phase == Phase.EVALUATING
 
 
@@ -53,7 +53,7 @@ def test_a_run_that_evaluates_is_running_and_ready(evaluating: Any) -> None:
 def test_a_restarted_operator_keeps_the_phase(evaluating: Any) -> None:
     evaluating.reading = None
     assert not reconcile(evaluating).changed()
-    assert report(evaluating, "evaluating", unmoved=0.0).phase == Phase.EVALUATING
+    assert report(evaluating, "evaluating", unchanged=0.0).phase == Phase.EVALUATING
 
 
 def test_a_gang_that_starts_again_is_recovering(evaluating: Any) -> None:

@@ -212,6 +212,6 @@ def test_the_time_of_an_iteration_is_when_it_changed_however_late_it_is_written(
     run.report(iteration=15)
     changed = run.now
     run.pass_time(25)
-    run.reading = replace(run.reading, answered=run.now, unmoved=25.0)
+    run.reading = replace(run.reading, answered=run.now, unchanged=25.0)
     run.pass_time(2)
     assert seconds(reconcile(run).progress.time) == changed
