@@ -116,7 +116,7 @@ def check_progress(text: str) -> None:
         _require(len(str(error)) < 500, f"message of {len(str(error))} characters")
         return
     merged = merge_reports({0: report, 1: report})
-    _follow(samples.body({}), ProgressReading(merged, NOW, 0, 0.0), "")
+    _follow(samples.body({}), ProgressReading(merged, NOW), "")
 
 
 def check_termination(text: str) -> None:
@@ -150,7 +150,7 @@ def check_status(text: str) -> None:
         return
     if isinstance(status, dict):
         report = ProgressReport.parse(samples.PROGRESS)
-        _follow(samples.body(status), ProgressReading(report, NOW, 0, 0.0), "")
+        _follow(samples.body(status), ProgressReading(report, NOW), "")
 
 
 def check_journal(text: str) -> None:

@@ -161,7 +161,8 @@ class RecoveryStatus(ApiModel):
     restarts_since_checkpoint: int = 0
     """Restarts since the newest checkpoint; compared with maxRestarts."""
     rank_restarts: int = 0
-    """Restarts of ranks inside running pods."""
+    """Interruptions after which ranks started again inside their pods: `rank`, `hang` and `loss` of
+    restartsByKind."""
     first_cause: str | None = None
     """Cause of the first restart since the newest checkpoint."""
     last_cause: str | None = None

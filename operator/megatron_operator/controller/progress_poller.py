@@ -248,12 +248,10 @@ class ProgressPoller:
         reached = None if run.reading is None else run.reading.reached
         if before is not None and before.generation != report.generation:
             reached = before.iteration
-        restarts = sum(each.rank_restarts for each in reports.values())
         run.answered = answered
         run.reading = ProgressReading(
             report,
             self._now(),
-            restarts,
             unchanged=answered - run.changed,
             unmoved=answered - run.moved,
             reached=reached,

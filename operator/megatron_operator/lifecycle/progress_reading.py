@@ -35,8 +35,6 @@ class ProgressReading:
     report: ProgressReport
     answered: float
     """When a pod last answered, seconds since the epoch by the clock at the time of reading."""
-    rank_restarts: int = 0
-    """Restarts of ranks, summed over the pods."""
     unchanged: float = 0.0
     """Seconds for which pods have answered while phase, iteration and generation stayed the same."""
     unmoved: float = 0.0

@@ -21,7 +21,7 @@ from megatron_operator.lifecycle.reported_incidents import (
 )
 from megatron_operator.lifecycle.snapshot import RunSnapshot, bound_since
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.lifecycle.status_size import LONGEST_WARNING, MAX_WARNINGS, cut
+from megatron_operator.lifecycle.status_size import LARGEST_TOTAL, LONGEST_WARNING, MAX_WARNINGS, cut
 from megatron_operator.lifecycle.stragglers import end_stragglers, update_stragglers
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import node_rank
@@ -43,14 +43,13 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if report.checkpoint_iteration is not None:
         _update_checkpoint(status, report, report.checkpoint_iteration)
         set_best_checkpoint(status, report, certain=report.phase in TRAINING_PHASES)
-    if snapshot.reading.rank_restarts > status.recovery.rank_restarts:
-        status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
     _update_validation(status, report)
     if report.memory and (plan := status.current.plan) is not None:
         job = status.current.job.hash if status.current.job is not None else None
         status.set(memory=merge(status.current.memory, report.memory, plan, job))
     _update_warnings(status, report)
     _add_incidents(status, snapshot, report)
+    _count_rank_restarts(status)
     update_iteration(status, snapshot)
 
 
@@ -160,6 +159,17 @@ def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: Progres
         job_began=snapshot.job_began,
     )
     status.set(recovery=recovery)
+
+
+def _count_rank_restarts(status: StatusBuilder) -> None:
+    """Count the interruptions after which ranks start again inside their pods.
+
+    That of a pod begins again with each new checkpoint. Earlier releases wrote the largest that they saw.
+    """
+    kinds = status.recovery.restarts_by_kind
+    counted = min(kinds.rank + kinds.hang + kinds.loss, LARGEST_TOTAL)
+    if counted > status.recovery.rank_restarts:
+        status.set_recovery(rank_restarts=counted)
 
 
 def _placement(snapshot: RunSnapshot) -> dict[int, PodPlacement]:

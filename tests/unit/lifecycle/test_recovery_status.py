@@ -92,6 +92,29 @@ def test_a_rank_that_died_is_recorded_with_its_node_and_its_cost(run: Any) -> No
     assert not reconcile(run).changed()
 
 
+def test_each_restart_of_ranks_inside_their_pods_counts_although_a_checkpoint_resets_that_of_the_pod(
+    run: Any,
+) -> None:
+    kinds = ["rank", "hang", "loss", "rank"]
+    for generation, kind in enumerate(kinds, 2):
+        saved = 10 * generation
+        incident = rank_incident(run, generation, kind=kind, firstStepAt=run.now + 1, resumedFrom=saved)
+        fields = {"generation": generation, "resumedFrom": saved, "incidents": [incident], "rankRestarts": 1}
+        run.report(iteration=saved + 1, checkpointIteration=saved, **fields)
+        reconcile(run)
+        run.report(iteration=saved + 10, checkpointIteration=saved + 10, **fields | {"rankRestarts": 0})
+        assert reconcile(run).recovery.rank_restarts == generation - 1
+    run.replace_worker()
+    assert reconcile(run).recovery.rank_restarts == len(kinds)
+
+
+def test_the_count_of_restarted_ranks_that_an_earlier_release_wrote_does_not_decrease(run: Any) -> None:
+    run.body["status"] = {"recovery": {"rankRestarts": 7}}
+    run.report(iteration=50, generation=2, incidents=[rank_incident(run, 2)])
+    recovery = reconcile(run).recovery
+    assert (recovery.restarts_by_kind.rank, recovery.rank_restarts) == (1, 7)
+
+
 @pytest.mark.parametrize("new_job", [True, False], ids=["edited in the queue", "resumed by the queue"])
 def test_a_run_that_its_queue_preempted_was_not_interrupted(run: Any, new_job: bool) -> None:
     run.job["metadata"]["creationTimestamp"] = timestamp(run.now)

@@ -100,9 +100,7 @@ def test_whatever_pods_report_the_status_stays_within_its_size(polls: Any) -> No
     for reports, ended, waiting in polls:
         run.pass_time(5)
         parsed = {rank: ProgressReport.parse(each) for rank, each in enumerate(reports)}
-        run.reading = ProgressReading(
-            merge_reports(parsed), run.now, sum(r.rank_restarts for r in parsed.values())
-        )
+        run.reading = ProgressReading(merge_reports(parsed), run.now)
         if ended is not None:
             run.ends = {"run-worker-0": PodEnd(ended, 1, node=f"node-{run.now}")}
             run.pass_time(2)
