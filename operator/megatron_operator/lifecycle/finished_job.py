@@ -15,6 +15,7 @@ from megatron_operator.lifecycle.actions import (
 )
 from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.progress_status import end_reports
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.job_backend import JobPhase
@@ -23,6 +24,7 @@ from megatron_operator.manifests.job_backends import backend_of
 
 def clean_up(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
     """Release what a run that has ended still holds: pods of a failed run, then its expired job."""
+    end_reports(status)
     if status.phase == Phase.SUCCEEDED:
         return expire_job(status, snapshot)
     job = snapshot.job

@@ -11,9 +11,9 @@ from megatron_operator.lifecycle.checkpoint_compatibility import continued_contr
 from megatron_operator.lifecycle.desired import DesiredState, contract_of, has_begun
 from megatron_operator.lifecycle.object_metadata import Object, content_hash
 from megatron_operator.lifecycle.ownership import Obstacle
+from megatron_operator.lifecycle.progress_status import end_reports
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, MAX_NOTES, cut
-from megatron_operator.lifecycle.stragglers import end_stragglers
 from megatron_operator.manifests import pytorchjob
 from megatron_operator.manifests.job_backends import backend_of
 
@@ -226,7 +226,7 @@ def reset_job_status(status: StatusBuilder) -> None:
 
 def _clear_job_fields(status: StatusBuilder) -> None:
     """The run continues in another job, so its count of restarts stays."""
-    end_stragglers(status)
+    end_reports(status)
     status.set(exported=None, exported_best=None, conversion=None)
     status.remove_conditions(Condition.EXPORTED)
     status.set(job=None, progress=status.progress.model_copy(update={"generation": None, "eta": None}))

@@ -11,6 +11,7 @@ from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.checkpoint_compatibility import contract_after_save
 from megatron_operator.lifecycle.measured_memory import merge
 from megatron_operator.lifecycle.node_state import node_of
+from megatron_operator.lifecycle.observation import PodPhase, PodView
 from megatron_operator.lifecycle.pod_termination import short_name
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.reported_incidents import (
@@ -32,14 +33,15 @@ _NUMBERS: Final = re.compile(r"[0-9.]+")
 
 def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     """Copy what pods last reported into the status; the same report again changes nothing."""
-    active = snapshot.job_phase is JobPhase.ACTIVE
-    if not active or not snapshot.pods:
-        end_stragglers(status)
+    runs = snapshot.job_phase is JobPhase.ACTIVE and any(map(_runs, snapshot.pod_views))
+    if not runs:
+        end_reports(status)
     if snapshot.reading is None or not snapshot.pods:
         return
     report = snapshot.reading.report
-    if active:
+    if runs and snapshot.reading_is_current:
         update_stragglers(status, report, _placement(snapshot))
+        _update_warnings(status, report)
     if report.checkpoint_iteration is not None:
         _update_checkpoint(status, report, report.checkpoint_iteration)
         set_best_checkpoint(status, report, certain=report.phase in TRAINING_PHASES)
@@ -47,10 +49,19 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if report.memory and (plan := status.current.plan) is not None:
         job = status.current.job.hash if status.current.job is not None else None
         status.set(memory=merge(status.current.memory, report.memory, plan, job))
-    _update_warnings(status, report)
     _add_incidents(status, snapshot, report)
     _count_rank_restarts(status)
     update_iteration(status, snapshot)
+
+
+def end_reports(status: StatusBuilder) -> None:
+    """Record that no pod runs, so that no rank is slow and no warning lasts."""
+    end_stragglers(status)
+    status.set(warnings=[])
+
+
+def _runs(pod: PodView) -> bool:
+    return pod.phase is PodPhase.RUNNING and not pod.deleting
 
 
 def _update_checkpoint(status: StatusBuilder, report: ProgressReport, iteration: int) -> None:

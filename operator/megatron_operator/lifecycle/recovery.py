@@ -42,7 +42,7 @@ from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.observation import MaintenanceMove
 from megatron_operator.lifecycle.pod_termination import pod_end, short_name
-from megatron_operator.lifecycle.progress_status import reached_iteration
+from megatron_operator.lifecycle.progress_status import end_reports, reached_iteration
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     ChangeDomain,
@@ -174,6 +174,7 @@ def apply_decision(
     match decision:
         case Fail(cause):
             status.fail(Reason.RESTARTS_SPENT, cause)
+            end_reports(status)
             return Result(tuple(deletion(job)))
         case RestartGang(cause, hang):
             return _restart_gang(status, snapshot, cause, hang=hang)
