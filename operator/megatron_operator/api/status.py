@@ -134,7 +134,7 @@ class Plan(ApiModel):
     communication: Annotated[list[GroupCommunication], Field(max_length=8)] | None = None
     """What crosses which level of the network, by kind of group; none where the speed is not estimated."""
     price_per_gpu_hour: float | None = None
-    """Price of an accelerator and hour on this platform, in its currency."""
+    """Price of an accelerator and hour on this platform, in its currency: for all hours of the run."""
     notes: list[str] = Field(default_factory=list)
     """What was chosen or changed, and why."""
 
