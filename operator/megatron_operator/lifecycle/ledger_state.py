@@ -25,6 +25,7 @@ RESTARTED: Final = "Restarted"
 """Cause of a start that no incident explains: an edit, or the end of a suspension."""
 
 _IDLE: Final = frozenset({Phase.REFUSED, Phase.SUSPENDED, Phase.EXPORTING, Phase.SUCCEEDED, Phase.FAILED})
+_ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 _BEFORE: Final = {
     Phase.IMPORTING: Condition.IMPORTED,
     Phase.PREPARING: Condition.PREPARED,
@@ -116,7 +117,8 @@ def _since(status: StatusBuilder, snapshot: RunSnapshot, state: State) -> float:
         bound, marks = snapshot.all_bound_at, status.current.ledger.marks if status.current.ledger else []
         after_last = bound is not None and (not marks or timestamp(bound) > marks[-1].time)
         known = bound if after_last else None
-    elif status.phase == _last_phase(status) and snapshot.job is not None:
+    elif status.phase == _last_phase(status) and status.read.phase not in _ENDED and snapshot.job is not None:
+        # An export that an edit adds after the end begins with the edit.
         known = seconds((snapshot.job.get("status") or {}).get("completionTime"))
     return status.now if known is None else min(known, status.now)
 

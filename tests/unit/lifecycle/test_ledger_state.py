@@ -202,6 +202,40 @@ def test_the_end_of_a_run_ends_its_ledger(run: Any) -> None:
     assert until_of(ledger(run), None) == run.now - 1000
 
 
+@pytest.mark.parametrize("before", [Phase.SUCCEEDED, Phase.FAILED])
+def test_the_time_after_the_end_of_a_run_stays_what_it_was_when_an_export_is_added(
+    run: Any, before: Phase
+) -> None:
+    run.report(iteration=200)
+    reconcile(run)
+    run.pass_time(100)
+    completed = timestamp(run.now)
+    conditions = [{"type": "Succeeded", "status": "True"}]
+    run.job["status"] = {"conditions": conditions, "completionTime": completed}
+    run.pass_time(5)
+    end(run, before)
+    run.pass_time(86_400)
+    end(run, Phase.EXPORTING)
+    run.pass_time(30)
+    idle = {
+        each.cause: each.seconds
+        for each in account(ledger(run), [], run.now).largest_losses(20)
+        if each.category == "idle"
+    }
+    late = 5 if before == Phase.FAILED else 0
+    assert idle == {before: 86_405 - late, Phase.EXPORTING: 30}
+
+
+def end(run: Any, phase: Phase) -> None:
+    """Write the status of a run that is over, in this phase."""
+    status = run.status()
+    status.set(phase=phase)
+    if phase == Phase.EXPORTING:
+        status.set_condition(Condition.EXPORTED, False, Reason.EXPORTING)
+    update_ledger(status, run.snapshot())
+    run.write(status)
+
+
 def test_a_run_of_a_release_without_a_ledger_begins_one_with_its_next_change(run: Any) -> None:
     run.report(iteration=50)
     reconcile(run)
