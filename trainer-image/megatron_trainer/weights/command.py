@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except DownloadError as error:
         _end(FAILED, f"error: {error}")
     except OSError as error:
-        _end(FAILED, f"error: {error.strerror}: {error.filename}")
+        _end(FAILED, f"error: {error.strerror or error}: {error.filename or arguments.to}")
     if not audit.passed:
         _end(FAILED, audit.summary())
     revision = hub.commit(arguments.source) if arguments.command == "import" else None

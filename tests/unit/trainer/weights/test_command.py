@@ -1,5 +1,6 @@
 """`megatron-convert` refuses what it cannot convert before it imports Megatron."""
 
+import errno
 import json
 import shutil
 import signal
@@ -144,6 +145,34 @@ def test_a_pod_finds_why_the_conversion_was_refused_in_its_termination_message(
     assert message.exit_code == command.REFUSED
     assert not message.completed
     assert error == f"megatron-convert: {message.message}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device: {to}"),
+        (OSError("a.safetensors ends 8 bytes early"), "a.safetensors ends 8 bytes early: {to}"),
+        (OSError(errno.EIO, "Input/output error", "/in/a"), "Input/output error: /in/a"),
+    ],
+    ids=["without a file", "its own", "of a file"],
+)
+def test_an_error_of_a_volume_has_its_cause_and_a_path(
+    error: OSError,
+    text: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "_run", fail)
+    target = tmp_path / "out"
+    with pytest.raises(SystemExit) as ended:
+        command.main(["import", "--from", str(model), "--to", str(target)])
+    assert ended.value.code == command.FAILED
+    assert capsys.readouterr().err == f"megatron-convert: error: {text.format(to=target)}\n"
 
 
 def test_parents_of_an_export_are_created_only_if_asked_for(
