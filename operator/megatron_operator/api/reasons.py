@@ -347,6 +347,13 @@ class Reason(StrEnum):
         "a grace period of 0.",
         "Check the kubelet of its node: a volume that cannot be unmounted keeps a pod.",
     )
+    POD_NOT_ENDING = (
+        "PodNotEnding",
+        "Event",
+        "A deleted pod still runs two minutes after its grace period, on a node that is up: a process of it, "
+        "as one that waits for a volume, cannot be killed. The run waits; `Running` names pod and node.",
+        "Reboot the node, or drain it for that; `kubectl delete pod --force` once its processes are gone.",
+    )
     NODE_AVOIDED = (
         "NodeAvoided",
         "Event",

@@ -47,6 +47,7 @@ from megatron_operator.lifecycle.job_status import (
     set_suspended,
 )
 from megatron_operator.lifecycle.ledger_state import update_ledger, update_reported_times
+from megatron_operator.lifecycle.lingering_pods import name_lingering_pods
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.progress_status import update_goodput, update_iteration
 from megatron_operator.lifecycle.readiness import set_readiness
@@ -185,6 +186,7 @@ class Reconciler:
             if result.discarded:
                 return result
             add_incident_events(status, before.recovery or RecoveryStatus())
+            name_lingering_pods(status, snapshot)
             update_ledger(status, snapshot)
             if status.changed():
                 reading = self._poller.reading(status.key)

@@ -62,6 +62,8 @@ class Pod:
     deleted_at: float | None = None
     ended_at: float | None = None
     end: PodEnd | None = None
+    unkillable: bool = False
+    """Whether its kubelet cannot end it."""
 
     @property
     def name(self) -> str:
@@ -174,7 +176,8 @@ class Cluster:
             if not self.up(pod.node):
                 continue
             if pod.deleted_at is not None:
-                if self.now - pod.deleted_at >= SHUTDOWN or pod.phase is not PodPhase.RUNNING:
+                done = self.now - pod.deleted_at >= SHUTDOWN and not pod.unkillable
+                if done or pod.phase is not PodPhase.RUNNING:
                     self._end(pod)
             elif pod.phase is PodPhase.PENDING and self.now - pod.bound_at >= START:
                 pod.phase, pod.started = PodPhase.RUNNING, self.now
