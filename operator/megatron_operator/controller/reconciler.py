@@ -249,6 +249,9 @@ class Reconciler:
             status.observe_generation()
             return await self._stages.finish(status, snapshot, desired, edited=edited)
 
+        if job is None:
+            # Where the run had succeeded, an edit has it train on.
+            status.remove_conditions(Condition.SUCCEEDED)
         if edited:
             # Also where a refusal of this generation was observed: nothing of the edit is done yet.
             status.forget_generation()

@@ -45,7 +45,10 @@ def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
 
 
 def set_refused(status: StatusBuilder, reason: Reason, error: InvalidRecipeError, *, running: bool) -> None:
-    """Report why the recipe cannot run as it is; a job of the previous generation keeps running."""
+    """Report why the recipe cannot run as it is.
+
+    A job of the previous generation keeps `running`, and a run that has succeeded stays so.
+    """
     message = str(error)
     known = status.condition(Condition.PLANNED)
     status.set_condition(Condition.PLANNED, False, reason, message)
@@ -54,7 +57,7 @@ def set_refused(status: StatusBuilder, reason: Reason, error: InvalidRecipeError
     # Compared as they were cut: a long message would else be new every time.
     if known is None or (known.status, known.reason, known.message) != (new.status, new.reason, new.message):
         status.add_event(reason, message, warning=True)
-    if not running:
+    if not running and not status.is_true(Condition.SUCCEEDED):
         status.remove_conditions(Condition.FAILED)
         status.set(phase=Phase.REFUSED)
 

@@ -322,11 +322,15 @@ def _checkpoint_text(status: StatusBuilder, done: ConversionStatus) -> str:
     return text
 
 
+def reached_end(status: StatusBuilder) -> bool:
+    """Whether the job in the status has reached the last iteration, though the run may still export."""
+    return status.is_true(Condition.SUCCEEDED) or status.condition(Condition.EXPORTED) is not None
+
+
 def has_trained(status: StatusBuilder, desired: DesiredState) -> bool:
     """Whether the desired job has reached the last iteration, though the run may still export."""
-    job, exporting = status.current.job, status.condition(Condition.EXPORTED) is not None
-    done = status.phase == Phase.SUCCEEDED or exporting
-    return done and job is not None and job.hash == desired.job_hash
+    job = status.current.job
+    return reached_end(status) and job is not None and job.hash == desired.job_hash
 
 
 def _conversion(source: str, path: str) -> ConversionStatus:

@@ -39,6 +39,19 @@ def test_a_finished_run_that_is_made_longer_starts_again_without_its_job(trainin
     run.until(lambda: run.cluster.job is not None)
 
 
+def test_a_finished_run_that_is_made_longer_has_not_succeeded_while_it_waits_to_start_again(
+    training_run: Run,
+) -> None:
+    run = training_run
+    run.edit(ttlSecondsAfterFinished=0)
+    run.cluster.iteration = TOTAL - 5
+    run.until(lambda: run.status["phase"] == "Succeeded" and run.cluster.job is None)
+    del run.api.claims[CLAIM]
+    run.edit(checkpoint=run.api.recipe["spec"]["checkpoint"] | {"saveInterval": 77})
+    run.until(lambda: run.condition("Running")["reason"] == "VolumeClaimMissing")
+    assert run.condition("Succeeded") == {}
+
+
 @pytest.mark.parametrize("edit", [{"suspend": True}, {"env": {"DEBUG": "1"}}])
 def test_a_run_that_is_suspended_or_whose_job_is_replaced_keeps_no_places(
     edit: dict[str, object], training_run: Run, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from megatron_operator.lifecycle.desired import Config
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
 from tests.unit.controller import whole_operator
+from tests.unit.controller.simulated_cluster import TOTAL
 from tests.unit.controller.simulated_run import CLAIM, Run
 from tests.unit.controller.whole_operator import KEY
 
@@ -56,6 +57,44 @@ def test_a_refused_edit_of_a_running_recipe_is_applied_once_the_platform_allows_
     run.until(lambda: run.cluster.job not in (None, before) and run.trains())
     assert run.condition("Planned")["status"] == "True"
     assert run.status["observedGeneration"] == 2
+
+
+def succeed(run: Run) -> None:
+    """Train to the end; the job expires at once."""
+    run.edit(ttlSecondsAfterFinished=0)
+    run.cluster.iteration = TOTAL - 5
+    run.until(lambda: run.status["phase"] == "Succeeded" and run.cluster.job is None)
+
+
+def reconcile(run: Run) -> None:
+    for _ in range(20):
+        run.cluster.pass_time(1)
+        run.operator.reconcile()
+
+
+def test_a_finished_run_without_its_job_is_not_trained_again_after_a_refused_edit_is_set_back(
+    run: Run,
+) -> None:
+    succeed(run)
+    before = run.api.recipe["spec"]
+    refuse(run)
+    assert run.status["phase"] == "Succeeded"
+    run.edit(accelerator=before["accelerator"], checkpoint=before["checkpoint"])
+    reconcile(run)
+    assert run.condition("Planned")["status"] == "True"
+    assert run.status["phase"] == "Succeeded"
+    assert run.cluster.job is None
+
+
+def test_a_refused_edit_of_a_finished_run_without_its_job_waits_for_another_edit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed(run)
+    refuse(run)
+    add_accelerator(run, monkeypatch)
+    reconcile(run)
+    assert (run.status["phase"], run.condition("Planned")["status"]) == ("Succeeded", "False")
+    assert run.cluster.job is None
 
 
 def test_a_refused_edit_is_retried_by_another_operator(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
