@@ -107,16 +107,14 @@ class Children:
         self._first_runs = first_runs
 
     async def ensure_claims(
-        self, status: StatusBuilder, desired: DesiredState, *, running: bool, trained: bool = False
+        self, status: StatusBuilder, desired: DesiredState, *, running: bool
     ) -> Requeue | None:
         """Check the user's claims, priority class and weights to start from; create the operator's claims.
 
-        None once that is done.
-
-        `running` is as for `set_blocked`; `trained`: the run's job has succeeded, and waits in no queue.
+        None once that is done. `running` is as for `set_blocked`.
         """
         namespace = status.key.namespace
-        if not trained and (obstacle := await self._class_obstacle(desired)) is not None:
+        if (obstacle := await self._class_obstacle(desired)) is not None:
             return set_obstacle(status, obstacle, running=running)
         for name in desired.manifests.expected_claims:
             existing = await self._api.get(CLAIMS, namespace, name)

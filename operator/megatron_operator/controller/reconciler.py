@@ -249,9 +249,6 @@ class Reconciler:
             status.observe_generation()
             return await self._stages.finish(status, snapshot, desired, edited=edited)
 
-        if job is None:
-            # Where the run had succeeded, an edit has it train on.
-            status.remove_conditions(Condition.SUCCEEDED)
         if edited:
             # Also where a refusal of this generation was observed: nothing of the edit is done yet.
             status.forget_generation()
@@ -259,10 +256,13 @@ class Reconciler:
                 reset_job_status(status)
                 status.remove_conditions(Condition.FAILED)
         running = phase is JobPhase.ACTIVE
+        same = job is not None and may_continue and content_hash(job) == desired.job_hash
+        trained = same and phase is JobPhase.SUCCEEDED
         blocked = None
-        if job is None or may_continue:
-            trained = phase is JobPhase.SUCCEEDED
-            blocked = await self._children.ensure_claims(status, desired, running=running, trained=trained)
+        if not trained and (job is None or may_continue):
+            # Where the run had succeeded, the edit has it train on.
+            status.remove_conditions(Condition.SUCCEEDED)
+            blocked = await self._children.ensure_claims(status, desired, running=running)
         if blocked is not None and job is not None:
             # The generation is not observed yet: the job is replaced once the claims exist.
             waits = await self._supervisor.supervise(status, snapshot) if running else DONE
@@ -274,7 +274,6 @@ class Reconciler:
             return Result(requeue=blocked)
         if job is None:
             return await self._start(status, snapshot, desired, edited=edited)
-        same = may_continue and content_hash(job) == desired.job_hash
         if not same or not await self._has_priority(status, snapshot, desired):
             return await self._replace(status, snapshot)
         set_prepared(status, desired)

@@ -52,6 +52,34 @@ def test_a_finished_run_that_is_made_longer_has_not_succeeded_while_it_waits_to_
     assert run.condition("Succeeded") == {}
 
 
+def test_an_edit_of_a_finished_run_is_done_though_its_claim_is_gone(training_run: Run) -> None:
+    run = training_run
+    run.cluster.iteration = TOTAL - 5
+    run.until(lambda: run.status["phase"] == "Succeeded")
+    del run.api.claims[CLAIM]
+    run.edit(ttlSecondsAfterFinished=0)
+    run.until(lambda: run.cluster.job is None)
+    assert run.status["phase"] == "Succeeded"
+    assert run.status["observedGeneration"] == 2
+
+
+def test_a_finished_run_that_is_made_longer_keeps_its_job_while_its_claim_is_missing(
+    training_run: Run,
+) -> None:
+    run = training_run
+    run.cluster.iteration = TOTAL - 5
+    run.until(lambda: run.status["phase"] == "Succeeded")
+    job, spec = run.cluster.job, run.api.recipe["spec"]
+    del run.api.claims[CLAIM]
+    run.edit(checkpoint=spec["checkpoint"] | {"saveInterval": 77})
+    run.until(lambda: run.condition("Running")["reason"] == "VolumeClaimMissing")
+    assert run.condition("Succeeded") == {}
+    assert run.cluster.job is job
+    run.edit(checkpoint=spec["checkpoint"])
+    run.until(lambda: run.status["phase"] == "Succeeded")
+    assert run.cluster.job is job, "set back, it is not trained again"
+
+
 @pytest.mark.parametrize("edit", [{"suspend": True}, {"env": {"DEBUG": "1"}}])
 def test_a_run_that_is_suspended_or_whose_job_is_replaced_keeps_no_places(
     edit: dict[str, object], training_run: Run, monkeypatch: pytest.MonkeyPatch
