@@ -42,6 +42,7 @@ from megatron_operator.lifecycle.job_status import (
     set_internal_error,
     set_job_replaced,
     set_obstacle,
+    set_planned,
     set_prepared,
     set_starting,
     set_suspended,
@@ -246,6 +247,7 @@ class Reconciler:
             self._poller.forget(status.key)
             return DONE
         if job is None and has_trained(status, desired):
+            set_planned(status, desired)
             status.observe_generation()
             return await self._stages.finish(status, snapshot, desired, edited=edited)
 
@@ -267,6 +269,7 @@ class Reconciler:
             # The generation is not observed yet: the job is replaced once the claims exist.
             waits = await self._supervisor.supervise(status, snapshot) if running else DONE
             return waits.within(blocked.after, blocked.reason)
+        set_planned(status, desired)
         if edited:
             record_edited_count(status, snapshot, accelerators, desired.plan.world_size)
         status.observe_generation()
@@ -304,8 +307,10 @@ class Reconciler:
             return await self._await_plan(status, snapshot)
         if desired is Unplanned.REFUSED and status.internal_error is None:
             status.observe_generation()
-        else:
-            set_suspended(status, "no pod is left")
+            return DONE
+        if isinstance(desired, DesiredState):
+            set_planned(status, desired)
+        set_suspended(status, "no pod is left")
         return DONE
 
     async def _await_plan(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:

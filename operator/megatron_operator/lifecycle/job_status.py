@@ -22,7 +22,10 @@ LONGEST_ERROR: Final = 300
 
 
 def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
-    """Report the plan: how the run is mapped to its accelerators."""
+    """Report the plan: how the run is mapped to its accelerators.
+
+    A job that stays until an edit can be applied has the plan before.
+    """
     plan = desired.plan
     notes = [cut(note, LONGEST_CAUSE) for note in plan.notes[:MAX_NOTES]]
     resolved = desired.run.resolved
@@ -31,6 +34,11 @@ def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
     status.set(plan=plan.model_copy(update=update))
     if plan.world_size == desired.requested and status.recovery.elastic is not None:
         status.set_recovery(elastic=None)
+
+
+def set_accepted(status: StatusBuilder, desired: DesiredState) -> None:
+    """Report that the recipe can run as it is, with its layout."""
+    plan = desired.plan
     sizes = (
         ("TP", plan.tensor_model_parallel_size),
         ("PP", plan.pipeline_model_parallel_size),

@@ -167,6 +167,20 @@ def test_an_accepted_retry_that_waits_for_a_claim_is_not_forgotten(
     run.until(lambda: run.cluster.job not in (None, before) and run.trains())
 
 
+def test_the_plan_is_that_of_the_job_that_trains_until_an_edited_count_can_be_applied(run: Run) -> None:
+    claim = run.api.claims.pop(CLAIM)
+    run.edit_count(8)
+    run.until(lambda: run.condition("Prepared")["reason"] == "VolumeClaimMissing")
+    reconcile(run)
+    assert run.status["plan"]["worldSize"] == 16
+    assert run.status["ledger"]["marks"][-1]["accelerators"] == 16
+    run.api.claims[CLAIM] = claim
+    run.until(lambda: run.trains(pods=1))
+    assert run.status["plan"]["worldSize"] == 8
+    assert run.status["ledger"]["marks"][-1]["accelerators"] == 8
+    assert [each["kind"] for each in run.incidents] == ["resize"]
+
+
 @pytest.mark.parametrize("code", [65, 137])
 def test_an_edit_of_a_failed_run_that_waits_for_a_claim_is_not_forgotten(run: Run, code: int) -> None:
     run.cluster.poisoned = True
