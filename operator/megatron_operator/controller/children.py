@@ -44,9 +44,11 @@ from megatron_operator.lifecycle.desired import DesiredState, has_begun
 from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_starting
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
+from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, weights_obstacle
 from megatron_operator.manifests import gang_token, jobset, kueue, pytorchjob, recovery_priority, trainjob
+from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.node_avoidance import avoiding
@@ -156,7 +158,18 @@ class Children:
             raise
         return None if found else missing_priority_class(name)
 
-    async def set_priority_class(self, job: Object, desired: DesiredState) -> bool:
+    async def has_priority(self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState) -> bool:
+        """Whether the job can stay as far as its priority in the queue is concerned, which is set if need be.
+
+        A job that trains is not replaced for a class that the platform names: the next one has it.
+        """
+        if snapshot.job_phase is JobPhase.SUCCEEDED:
+            return True
+        named = bool((status.spec.get("scheduling") or {}).get("workloadPriorityClassName"))
+        kept = snapshot.job_phase is JobPhase.ACTIVE and not named
+        return await self._set_priority_class(snapshot.existing_job, desired) or kept
+
+    async def _set_priority_class(self, job: Object, desired: DesiredState) -> bool:
         """Give a job that exists its WorkloadPriorityClass; False where only another job can have it."""
         wanted = desired.manifests.job
         if kueue.has_priority_class(job, wanted):

@@ -277,23 +277,10 @@ class Reconciler:
             return Result(requeue=blocked)
         if job is None:
             return await self._start(status, snapshot, desired, edited=edited)
-        if not same or not await self._has_priority(status, snapshot, desired):
+        if not same or not await self._children.has_priority(status, snapshot, desired):
             return await self._replace(status, snapshot)
         set_prepared(status, desired)
         return await self._follow(status, snapshot, desired)
-
-    async def _has_priority(
-        self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState
-    ) -> bool:
-        """Whether the job can stay as far as its priority in the queue is concerned, which is set if need be.
-
-        A job that trains is not replaced for a class that the platform names: the next one has it.
-        """
-        phase = snapshot.job_phase
-        if phase is JobPhase.SUCCEEDED:
-            return True
-        kept = phase is JobPhase.ACTIVE and not _names_priority_class(status)
-        return await self._children.set_priority_class(snapshot.existing_job, desired) or kept
 
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete jobs and pods. The plan is only made once they are gone, so that it cannot prevent it."""
@@ -391,8 +378,3 @@ class Reconciler:
         self._supervisor.forget(key)
         self._snapshots.forget(key)
         RUNS.remove(key)
-
-
-def _names_priority_class(status: StatusBuilder) -> bool:
-    """Whether the recipe itself names its WorkloadPriorityClass."""
-    return bool((status.spec.get("scheduling") or {}).get("workloadPriorityClassName"))
