@@ -58,7 +58,7 @@ from megatron_operator.lifecycle.recovery import (
     record_edited_count,
 )
 from megatron_operator.lifecycle.snapshot import RunSnapshot
-from megatron_operator.lifecycle.stages import has_trained
+from megatron_operator.lifecycle.stages import has_trained, reached_end
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.suspension import end_suspended_pods
 from megatron_operator.lifecycle.undisturbed import is_new, was_undisturbed
@@ -69,6 +69,8 @@ log = logging.getLogger(__name__)
 
 BEING_PLANNED: Final = "the recipe is being planned"
 PLAN_PENDING: Final = Result(requeue=Requeue(LATER, BEING_PLANNED), discarded=True)
+_AFTER_TRAINING: Final = (Phase.EXPORTING, Phase.SUCCEEDED, Phase.FAILED, Phase.REFUSED)
+"""Phases of a run that has trained, unless an edit has it train on."""
 
 
 class ReconcileError(OperatorError):
@@ -225,11 +227,9 @@ class Reconciler:
         if status.ended and not edited:
             self._poller.forget(status.key)
             return clean_up(status, snapshot)
-        if status.suspended and job is None and status.phase == Phase.SUCCEEDED:
-            # Its job has expired: nothing is left to suspend, and nothing is to be done again.
-            status.observe_generation()
-            return DONE
-        if status.suspended and phase is not JobPhase.SUCCEEDED:
+        # A run that has trained holds no accelerators, and what is left to export does not wait.
+        expired = job is None and status.phase in _AFTER_TRAINING and reached_end(status)
+        if status.suspended and phase is not JobPhase.SUCCEEDED and not expired:
             return await self._suspend(status, snapshot)
         if job is not None and not edited:
             return await self._follow(status, snapshot)
@@ -250,6 +250,8 @@ class Reconciler:
             set_planned(status, desired)
             status.observe_generation()
             return await self._stages.finish(status, snapshot, desired, edited=edited)
+        if job is None and status.suspended:
+            return await self._suspend_edited(status, snapshot)
 
         if edited:
             # Also where a refusal of this generation was observed: nothing of the edit is done yet.
@@ -298,6 +300,13 @@ class Reconciler:
         if isinstance(desired, DesiredState):
             set_planned(status, desired)
         set_suspended(status, "no pod is left")
+        return DONE
+
+    async def _suspend_edited(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+        """Suspend a run that an edit has train on. One that had succeeded stays so until it continues."""
+        if not status.is_true(Condition.SUCCEEDED):
+            return await self._suspend(status, snapshot)
+        status.observe_generation()
         return DONE
 
     async def _await_plan(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
