@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from megatron_contract.progress import ProgressReport
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.accepted_spec import recovery_limits
 from megatron_operator.lifecycle.actions import DeleteJob, DeletePods
 from megatron_operator.lifecycle.observation import Capacity
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
-from megatron_operator.lifecycle.recovery_observation import observe, recovery_limits
+from megatron_operator.lifecycle.recovery_observation import observe
 from megatron_operator.lifecycle.recovery_policy import decide
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from megatron_operator.api.accepted_spec import AcceptedSpec
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.communication_status import GroupCommunication
 from megatron_operator.api.ledger_status import TimeLedger
@@ -331,6 +332,7 @@ class MegatronRecipeStatus(ApiModel):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     recovery: RecoveryStatus | None = None
+    accepted: AcceptedSpec | None = None
     job: JobStatus | None = None
     validation: ValidationStatus | None = None
     memory: MeasuredMemory | None = None

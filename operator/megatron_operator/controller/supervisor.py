@@ -11,6 +11,7 @@ from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.progress_poller import ProgressPoller
+from megatron_operator.lifecycle.accepted_spec import record_accepted, recovery_limits
 from megatron_operator.lifecycle.actions import DISCARDED, LATER, SOON, Result, wait
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.job_status import adopt_job, set_internal_error
@@ -28,7 +29,6 @@ from megatron_operator.lifecycle.recovery import (
 from megatron_operator.lifecycle.recovery_observation import (
     judge_announcements,
     observe,
-    recovery_limits,
     report_kept_nodes,
 )
 from megatron_operator.lifecycle.recovery_policy import (
@@ -77,6 +77,7 @@ class Supervisor:
             # First, so that the pods are polled whatever else fails.
             self._poller.watch(status.key, snapshot.progress_targets)
         adopt_job(status, snapshot.existing_job)
+        record_accepted(status)
         update_status(status, snapshot)
         if snapshot.cached and not may_rest_on_caches(status):
             return DISCARDED

@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 
-from pydantic import ValidationError
-
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
-from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.maintenance import (
     about_to_start,
@@ -22,14 +19,6 @@ from megatron_operator.lifecycle.observation import Capacity, Heartbeat, History
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.job_backend import JobPhase
-
-
-def recovery_limits(status: StatusBuilder) -> Limits:
-    """The limits in `spec.recovery`; the defaults while that section is invalid."""
-    try:
-        return Limits.of(RecoverySpec.model_validate(status.spec.get("recovery") or {}))
-    except ValidationError:
-        return Limits.of(RecoverySpec())
 
 
 def observe(

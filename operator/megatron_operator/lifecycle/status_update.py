@@ -7,6 +7,7 @@ from megatron_operator.api.conditions import TRAINS, Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.lifecycle.accepted_spec import exports
 from megatron_operator.lifecycle.ended_pods import without_replaced
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.incidents import (
@@ -338,7 +339,7 @@ def _set_succeeded(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     status.set(recovery=recovered(status.recovery, status.now, resumed_from=resumed_from))
     text = "" if iteration is None else f"all {iteration} iterations are complete"
     _set_recovered(status)
-    if status.spec.get("export") and not status.is_true(Condition.SUCCEEDED):
+    if exports(status) and not status.is_true(Condition.SUCCEEDED):
         set_trained(status, text)
     else:
         set_succeeded(status, text)

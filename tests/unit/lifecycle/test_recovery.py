@@ -7,6 +7,7 @@ import pytest
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.recovery_status import NodeMaintenance
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.accepted_spec import recovery_limits
 from megatron_operator.lifecycle.actions import (
     Action,
     AvoidNodes,
@@ -22,7 +23,7 @@ from megatron_operator.lifecycle.node_state import STUCK_GRACE
 from megatron_operator.lifecycle.observation import Capacity, MaintenanceMove
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision, pods_to_move, unfinished_actions
-from megatron_operator.lifecycle.recovery_observation import observe, recovery_limits, report_kept_nodes
+from megatron_operator.lifecycle.recovery_observation import observe, report_kept_nodes
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     ChangeDomain,
