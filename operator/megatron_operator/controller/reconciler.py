@@ -22,6 +22,7 @@ from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.controller.traces import TraceSender
+from megatron_operator.lifecycle.accepted_spec import record_accepted
 from megatron_operator.lifecycle.actions import (
     DISCARDED,
     DONE,
@@ -236,19 +237,21 @@ class Reconciler:
 
         accelerators = accelerators_before(status, snapshot)
         may_continue = job is not None and phase is not JobPhase.FAILED
-        desired = await self._planner.plan(status, running=may_continue)
+        exporting = status.phase == Phase.EXPORTING
+        desired = await self._planner.plan(status, running=may_continue or exporting)
         if desired is Unplanned.PENDING:
             return await self._await_plan(status, snapshot)
         if desired is Unplanned.REFUSED:
             if status.internal_error is None:
                 status.observe_generation()
-            if may_continue:
-                return await self._supervisor.supervise(status, snapshot)
+            if may_continue or exporting:
+                return await self._follow_refused(status, snapshot)
             self._poller.forget(status.key)
             return DONE
         if job is None and has_trained(status, desired):
             set_planned(status, desired)
             status.observe_generation()
+            record_accepted(status)
             return await self._stages.finish(status, snapshot, desired, edited=edited)
         if job is None and status.suspended:
             return await self._suspend_edited(status, snapshot)
@@ -355,8 +358,15 @@ class Reconciler:
         if planned is Unplanned.PENDING:
             return result.within(LATER, BEING_PLANNED)
         if planned is Unplanned.REFUSED:
-            return result
+            return await self._stages.finish_exports(status, snapshot)
         return await self._stages.finish(status, snapshot, planned, edited=edited)
+
+    async def _follow_refused(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+        """Supervise the job of the spec before one that is refused, and finish its exports."""
+        result = DONE if snapshot.job is None else await self._supervisor.supervise(status, snapshot)
+        if result.discarded or status.phase != Phase.EXPORTING:
+            return result
+        return await self._stages.finish_exports(status, snapshot)
 
     async def _write(self, status: StatusBuilder, *, cached: bool) -> bool:
         """Write the status; False when the recipe no longer exists, or has changed since it was `cached`."""

@@ -16,7 +16,7 @@ from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.workload_reader import WorkloadReader
-from megatron_operator.lifecycle.actions import LATER, SOON, Requeue, Result
+from megatron_operator.lifecycle.actions import DONE, LATER, SOON, Requeue, Result
 from megatron_operator.lifecycle.children import (
     batch_job_obstacle,
     checks_data,
@@ -48,6 +48,8 @@ from megatron_operator.lifecycle.stages import (
     PREPARATION,
     Stage,
     StageState,
+    accepted_exports,
+    conversion_by,
     conversion_of,
     created_for,
     is_converted,
@@ -111,6 +113,36 @@ class Stages:
             return Result(requeue=waits)
         status.remove_conditions(Condition.FAILED)
         set_succeeded(status, text)
+        return expire_job(status, snapshot)
+
+    async def finish_exports(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+        """Follow the export Jobs of a spec whose edit is refused, until the run has succeeded or failed.
+
+        No Job is created: what else is to be exported waits for the edit.
+        """
+        asked, known = accepted_exports(status), 0
+        for stage in asked:
+            name = f"{object_name(status.key.name)}-{stage.role}"
+            job = await self._api.get(BATCH_JOBS, status.key.namespace, name)
+            if job is None or is_deleting(job) or batch_job_obstacle(status, job) is not None:
+                continue
+            known += 1
+            made = conversion_by(job)
+            if is_converted(status, stage, made):
+                continue
+            waits, pods = await self._follow(status, stage, job, job, edited=False)
+            if waits is not None:
+                return Result(requeue=waits)
+            self._poller.forget(status.key)
+            set_converted(status, stage, made, pods)
+        if known < len(asked):
+            message = "an export job is due: it is created once the recipe is no longer refused"
+            status.set_condition(Condition.EXPORTED, False, Reason.EXPORTING, message)
+        if known < len(asked) or not asked:
+            return DONE
+        set_all_converted(status, asked)
+        running = status.condition(Condition.RUNNING)
+        set_succeeded(status, "" if running is None else running.message)
         return expire_job(status, snapshot)
 
     async def suspend(self, status: StatusBuilder) -> Requeue | None:
@@ -234,6 +266,12 @@ class Stages:
             return Requeue(SOON if created is None else LATER, stage.running), []
         if (obstacle := batch_job_obstacle(status, existing)) is not None:
             return set_stage_obstacle(status, stage, obstacle), []
+        return await self._follow(status, stage, existing, body, edited=edited)
+
+    async def _follow(
+        self, status: StatusBuilder, stage: Stage, existing: Object, body: Object, *, edited: bool
+    ) -> tuple[Requeue | None, list[Object]]:
+        """What the recipe's own Job of a stage waits for, as `_run` returns it; replace it if need be."""
         state = stage_state(stage, existing, body, status.generation, edited=edited)
         pods = await pods_of_role(self._api, status, stage.role)
         waits = state in (StageState.QUEUED, StageState.RUNNING)

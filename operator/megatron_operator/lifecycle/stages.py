@@ -179,8 +179,8 @@ def _same_recipe(job: Object, body: Object, generation: int) -> bool:
     return _arguments(job) == _arguments(body) if made is None else bool(made == str(generation))
 
 
-def _arguments(job: Mapping[str, Any]) -> object:
-    return job["spec"]["template"]["spec"]["containers"][0].get("args")
+def _arguments(job: Mapping[str, Any]) -> list[Any]:
+    return list(job["spec"]["template"]["spec"]["containers"][0].get("args") or ())
 
 
 def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Iterable[Object]) -> None:
@@ -239,6 +239,19 @@ def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> Conversi
         return found.model_copy(update={"model": convert.model_hash(resolved)})
     target = resolved.export.folder("end" if stage is EXPORT else "best") if resolved.export else None
     return None if target is None else _conversion(convert.folder_of_run(name), target)
+
+
+def accepted_exports(status: StatusBuilder) -> list[Stage]:
+    """The exports of the spec that the run follows; none where they are not known."""
+    accepted = status.current.accepted
+    asked = (accepted.exports if accepted is not None else None) or []
+    return [stage for stage, moment in ((EXPORT, "end"), (EXPORT_BEST, "best")) if moment in asked]
+
+
+def conversion_by(job: Object) -> ConversionStatus:
+    """What the Job of an export reads and writes, by the arguments that it was created with."""
+    words = [str(word).replace("$$(", "$(") for word in _arguments(job)]
+    return _conversion(words[words.index("--from") + 1], words[words.index("--to") + 1])
 
 
 def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) -> bool:

@@ -1,19 +1,26 @@
 """Runs that have trained are edited or suspended before, while and after their weights are exported."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.unit.controller.api_in_memory import NAME
 from tests.unit.controller.converting import (
     EXPORT,
     REFUSED,
     RESULT,
+    SPEC,
     converting_run,
     end,
     reconcile,
+    train_to_the_end,
     until_exporting,
 )
+from tests.unit.controller.simulated_cluster import TOTAL
 from tests.unit.controller.simulated_run import Run
+
+BEST = f"{NAME}-export-best"
 
 
 @pytest.fixture
@@ -78,3 +85,74 @@ def test_a_finished_run_that_is_made_longer_and_suspended_at_once_trains_on_once
     run.edit(suspend=False)
     run.until(lambda: run.api.job() is not None)
     assert run.condition("Succeeded") == {}
+
+
+def refuse(run: Run) -> dict[str, Any]:
+    """An edit that is refused; returns what sets it back."""
+    before = run.api.recipe["spec"]["accelerator"]
+    run.edit(accelerator={"type": "unknown", "count": 16})
+    reconcile(run)
+    assert run.condition("Planned")["reason"] == "Refused"
+    return {"accelerator": before}
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_export_that_is_under_way_ends_the_run_though_an_edit_is_refused(run: Run, deleted: bool) -> None:
+    until_exporting(run)
+    if deleted:
+        delete_job(run)
+    job, export = run.api.job(), run.api.batch_jobs[EXPORT]
+    back = refuse(run)
+    assert run.status["phase"] == "Exporting"
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert run.condition("Planned")["reason"] == "Refused"
+    assert (run.status["exported"]["path"], run.status["exported"]["tensors"]) == ("/data/out", 21)
+    run.edit(**back)
+    reconcile(run)
+    assert (run.status["phase"], run.condition("Planned")["status"]) == ("Succeeded", "True")
+    assert (run.api.job(), run.api.batch_jobs[EXPORT]) == (job, export)
+
+
+def test_an_export_that_fails_while_an_edit_is_refused_ends_the_run(run: Run) -> None:
+    until_exporting(run)
+    refuse(run)
+    end(run, EXPORT, message=REFUSED)
+    reconcile(run)
+    assert (run.status["phase"], run.condition("Failed")["reason"]) == ("Failed", "ExportFailed")
+
+
+def test_a_second_export_waits_until_a_refused_edit_is_set_back(run: Run) -> None:
+    training = {"trainIters": TOTAL, "evalInterval": 10}
+    export = SPEC["export"] | {"when": ["best", "end"]}
+    run.edit(export=export, training=training, checkpoint={"saveInterval": 10})
+    until_exporting(run)
+    back = refuse(run)
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Exporting"
+    assert run.status["exported"]["path"] == "/data/out/end"
+    assert run.condition("Exported")["message"].startswith("an export job is due")
+    assert BEST not in run.api.batch_jobs
+    run.edit(**back)
+    reconcile(run)
+    end(run, BEST, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+
+
+def test_an_export_that_was_added_after_the_job_had_expired_ends_though_a_later_edit_is_refused(
+    run: Run,
+) -> None:
+    run.edit(ttlSecondsAfterFinished=0, export=None)
+    train_to_the_end(run, "Succeeded")
+    reconcile(run)
+    assert run.api.job() is None
+    run.edit(export=SPEC["export"])
+    reconcile(run)
+    refuse(run)
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert run.status["exported"]["path"] == "/data/out"
