@@ -236,6 +236,8 @@ class ConversionStatus(ApiModel):
     """File with name, shape, dtype and checksum of every tensor."""
     model: str | None = None
     """Hash of the model's arguments that an import compared with config.json; none with engine `bridge`."""
+    base: str | None = None
+    """Folder whose configuration and tokenizer an export has; not set for an import."""
     iteration: int | None = None
     """Iteration of the checkpoint that was exported."""
     validation_loss: float | None = None

@@ -6,6 +6,7 @@ Each has a phase, a condition and reasons of its own; what becomes of a Job is t
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final
 
 from megatron_contract.conversion import ConversionResult
@@ -238,7 +239,10 @@ def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> Conversi
         found = _conversion(source.hugging_face.folder, source.checkpoint)
         return found.model_copy(update={"model": convert.model_hash(resolved)})
     target = resolved.export.folder("end" if stage is EXPORT else "best") if resolved.export else None
-    return None if target is None else _conversion(convert.folder_of_run(name), target)
+    if target is None:
+        return None
+    found = _conversion(convert.folder_of_run(name), target)
+    return found.model_copy(update={"base": convert.export_base(resolved)})
 
 
 def accepted_exports(status: StatusBuilder) -> list[Stage]:
@@ -251,16 +255,20 @@ def accepted_exports(status: StatusBuilder) -> list[Stage]:
 def conversion_by(job: Object) -> ConversionStatus:
     """What the Job of an export reads and writes, by the arguments that it was created with."""
     words = [str(word).replace("$$(", "$(") for word in _arguments(job)]
-    return _conversion(words[words.index("--from") + 1], words[words.index("--to") + 1])
+    values = dict(pairwise(words[: words.index("--")] if "--" in words else words))
+    return _conversion(values["--from"], values["--to"]).model_copy(update={"base": values.get("--base")})
 
 
 def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) -> bool:
     """Whether this conversion is complete, so that no Job is needed.
 
     Until the run has saved its model, an import is repeated for another one: config.json may not describe it.
+    The base of an export that an earlier release made is not known, and counts as the same.
     """
     known: ConversionStatus | None = getattr(status.current, CONVERSIONS[stage])
     if known is None or (known.source, known.path) != (wanted.source, wanted.path):
+        return False
+    if known.base not in (None, wanted.base):
         return False
     return known.model == wanted.model or status.checkpoint.iteration is not None
 

@@ -115,7 +115,7 @@ def _export(
     target: str,
     checkpoint: list[str],
 ) -> Manifest:
-    run, base = folder_of_run(owner.name), _base(resolved)
+    run, base = folder_of_run(owner.name), export_base(resolved)
     words = ["export", "--from", run, "--to", target, "--reuse", "--parents", *checkpoint]
     words += [] if base is None else ["--base", base]
     words += _model(resolved)
@@ -137,7 +137,8 @@ def _model(resolved: ResolvedRecipe) -> list[str]:
     return ["--", *model_arguments(resolved)] if resolved.engine == "megatron" else []
 
 
-def _base(resolved: ResolvedRecipe) -> str | None:
+def export_base(resolved: ResolvedRecipe) -> str | None:
+    """The folder whose configuration and tokenizer an export has."""
     own = resolved.export.hugging_face.base if resolved.export else None
     base = resolved.init.base_of_export or own
     return None if base is None else plain_path(base)

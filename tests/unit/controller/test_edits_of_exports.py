@@ -29,6 +29,14 @@ def run() -> Iterator[Run]:
         yield run
 
 
+def until_trained(run: Run, phase: str) -> None:
+    """Train a run that imports nothing until it is in the phase that follows its last iteration."""
+    run.until(run.trains)
+    run.cluster.pass_time(TOTAL)
+    run.until(lambda: run.status["phase"] == phase)
+    reconcile(run)
+
+
 def delete_job(run: Run) -> None:
     """Somebody deletes the training job."""
     run.api._job = None
@@ -85,6 +93,49 @@ def test_a_finished_run_that_is_made_longer_and_suspended_at_once_trains_on_once
     run.edit(suspend=False)
     run.until(lambda: run.api.job() is not None)
     assert run.condition("Succeeded") == {}
+
+
+@pytest.fixture
+def of_own_loop() -> Iterator[Run]:
+    """A run of Megatron's own loop that exports with the configuration of another folder."""
+    run = Run()
+    run.edit(image="bridge", data=SPEC["data"], export=export_with("/data/tokenizer"))
+    yield run
+    run.operator.close()
+
+
+def export_with(base: str) -> dict[str, Any]:
+    return {"huggingFace": {"path": "/data/out", "base": base}}
+
+
+def test_a_complete_export_is_made_again_with_another_base_and_without_training(of_own_loop: Run) -> None:
+    run = of_own_loop
+    until_trained(run, "Exporting")
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["exported"]["base"] == "/data/tokenizer"
+    job = run.api.job()
+    run.edit(export=export_with("/data/corrected"))
+    reconcile(run)
+    assert run.status["phase"] == "Exporting"
+    words = run.api.batch_jobs[EXPORT]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert words[words.index("--base") + 1] == "/data/corrected"
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert (run.status["phase"], run.status["exported"]["base"]) == ("Succeeded", "/data/corrected")
+    assert run.api.job() == job
+
+
+def test_an_export_of_a_release_that_recorded_no_base_is_not_made_again(of_own_loop: Run) -> None:
+    run = of_own_loop
+    until_trained(run, "Exporting")
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    del run.status["exported"]["base"], run.api.batch_jobs[EXPORT]
+    run.edit(ttlSecondsAfterFinished=3600)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert EXPORT not in run.api.batch_jobs
 
 
 def refuse(run: Run) -> dict[str, Any]:
