@@ -115,6 +115,13 @@ class WeightsSource(ApiModel):
         assert self.megatron is not None, "a rule requires one of them"
         return self.megatron.path
 
+    @property
+    def field(self) -> str:
+        """The field that is set, below `spec`."""
+        if self.hugging_face is not None:
+            return self.hugging_face.field
+        return "init.from.recipe" if self.recipe is not None else "init.from.megatron.path"
+
 
 class InitSpec(ApiModel):
     """What a run starts from."""

@@ -40,6 +40,8 @@ NOT_RECORDED_BEFORE: Final = frozenset({"training.fp4Format", "training.fp4Param
 OPTIMIZER: Final = "training.optimizer"
 MODEL_FOLDER: Final = "init.modelFolder"
 """The model's folder, also where `init.from.huggingFace` names it."""
+SOURCE: Final = "init.from.megatron.path"
+"""The checkpoint that frozen weights are taken from, also where another field of `init.from` names it."""
 GATES: Final = "moe-mlp-glu-interleave-size"
 """Flag by which the rows of the experts' first weight are in another order."""
 LAYOUT: Final = (
@@ -98,7 +100,7 @@ def checkpoint_contract(
         fixed |= {f"peft.{name}": value for name, value in resolved.peft.wire().items() if name != "dropout"}
         if resolved.init.source is not None:
             # Checkpoints hold adapters only: a restart takes the frozen weights from there again.
-            fixed["init.from.megatron.path"] = resolved.init.source.checkpoint
+            fixed[SOURCE] = resolved.init.source.checkpoint
     fixed[RESHARDABLE] = _is_reshardable(set(megatron_args))
     # False equals unset: Megatron's switches are off by default.
     set_values = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
@@ -127,15 +129,13 @@ def contract_violations(
     before: Mapping[str, str], after: Mapping[str, str], iteration: int | None
 ) -> list[FieldError]:
     """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded."""
-    made = "the run's checkpoints" if iteration is None else f"the run's checkpoint of iteration {iteration}"
-    fix = "set it back, or start a new recipe under another name"
+    made = _checkpoints(iteration)
     layout = {f"parallelism.{name}" for name, _ in LAYOUT}
     errors = []
     for path in sorted((before.keys() | after.keys()) - {RESHARDABLE} - layout):
         old, new = before.get(path), after.get(path)
         if old != new and not (old is None and path in NOT_RECORDED_BEFORE):
-            message = f"is {new or 'not set'}, and {made} was made with {old or 'none'}"
-            errors.append(FieldError(f"spec.{path}", message, fix))
+            errors.append(changed_setting(path, old, new, iteration))
     if _has_magnitudes_by_rank(before):
         layout.remove(TENSORS)
         old, new = before.get(TENSORS), after.get(TENSORS)
@@ -158,6 +158,16 @@ def contract_violations(
                 )
                 errors.append(FieldError(f"spec.{path}", message, _ways_out(old, before)))
     return errors
+
+
+def changed_setting(path: str, old: str | None, new: str | None, iteration: int | None) -> FieldError:
+    """The error for a setting below `spec` that the run's checkpoints have otherwise."""
+    message = f"is {new or 'not set'}, and {_checkpoints(iteration)} was made with {old or 'none'}"
+    return FieldError(f"spec.{path}", message, "set it back, or start a new recipe under another name")
+
+
+def _checkpoints(iteration: int | None) -> str:
+    return "the run's checkpoints" if iteration is None else f"the run's checkpoint of iteration {iteration}"
 
 
 def _ways_out(old: str | None, before: Mapping[str, str]) -> str:

@@ -4,10 +4,12 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from megatron_contract.environment import CHECKPOINT_DIR
 from megatron_contract.wire import WireError, load_json
 
 from megatron_operator import planner
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.fine_tuning import IMPORTED, WeightsSource
 from megatron_operator.api.labels import GROUP
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
@@ -17,6 +19,8 @@ from megatron_operator.api.validation import parse_spec
 from megatron_operator.catalog import Catalog, ResolvedRecipe, hub
 from megatron_operator.lifecycle.checkpoint_compatibility import (
     MODEL_FOLDER,
+    SOURCE,
+    changed_setting,
     checkpoint_contract,
     contract_violations,
 )
@@ -140,9 +144,17 @@ def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[F
     before = status.checkpoint.contract
     if before is None or not has_begun(status):
         return []
-    found = contract_violations(before, desired.contract, status.checkpoint.iteration)
+    iteration = status.checkpoint.iteration
     field = _field_of_model(desired.run.resolved, before.get(MODEL_FOLDER) or "")
-    return [replace(each, field=field) if each.field == f"spec.{MODEL_FOLDER}" else each for each in found]
+    errors = []
+    for each in contract_violations(before, desired.contract, iteration):
+        if each.field == f"spec.{MODEL_FOLDER}":
+            errors.append(replace(each, field=field))
+        elif each.field == f"spec.{SOURCE}" and (source := desired.run.resolved.init.source) is not None:
+            errors.append(_source_error(source, before.get(SOURCE), iteration))
+        else:
+            errors.append(each)
+    return errors
 
 
 def _field_of_model(resolved: ResolvedRecipe, before: str) -> str:
@@ -154,6 +166,16 @@ def _field_of_model(resolved: ResolvedRecipe, before: str) -> str:
     if init.folder_of_model is not None:
         return f"spec.{init.field_of_model}"
     return f"spec.init.from.huggingFace.{'name' if before.startswith(hub.FOLDERS) else 'path'}"
+
+
+def _source_error(source: WeightsSource, before: str | None, iteration: int | None) -> FieldError:
+    """The error for weights of another `source` than the checkpoint `before`, both as its field has them."""
+    known, edited = before or "none", source.checkpoint
+    if source.recipe is not None:
+        known, edited = (each.removeprefix(f"{CHECKPOINT_DIR}/") for each in (known, edited))
+    elif source.hugging_face is not None and f"{known}{IMPORTED}" != edited:
+        known, edited = (each.removesuffix(IMPORTED) for each in (known, edited))
+    return changed_setting(source.field, known, edited, iteration)
 
 
 def has_begun(status: StatusBuilder) -> bool:

@@ -70,3 +70,55 @@ def test_a_folder_that_the_recipe_names_is_refused_by_init_model_folder() -> Non
         f"spec.init.modelFolder: is /data/other, {MADE} /data/base; {FIX}"
     ]
     assert conflicts("gemma2-2b", BASE, run("gemma2-2b", None, "/data/base")) == []
+
+
+ADAPTERS = "llama3.1-8b-lora"
+
+
+def edited(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What is refused of a run of adapters whose `init.from` is edited, but for its tokenizer."""
+    runs = [run(ADAPTERS, None) for _ in range(2)]
+    for each, source in zip(runs, (before, after), strict=True):
+        each.body["spec"] |= {
+            "init": {"from": source, "modelFolder": "/data/model"},
+            "data": {"volume": {"claimName": "corpus"}, "datasetRoot": "answers"},
+            "checkpoint": {"volume": {"claimName": "runs"}},
+        }
+    contract = desired_state(runs[0], CONFIG).contract
+    made = StatusBuilder.of(
+        dict(runs[1].body) | {"status": {"checkpoint": {"iteration": 100, "contract": contract}}}, 0.0
+    )
+    return [str(error) for error in checkpoint_conflicts(made, desired_state(made, CONFIG))]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            {"huggingFace": BASE},
+            {"huggingFace": {"path": "/data/other"}},
+            f"huggingFace.path: is /data/other, {MADE} /data/base; {FIX}",
+        ),
+        (
+            {"huggingFace": BASE},
+            {"huggingFace": NAMED},
+            f"huggingFace.name: is /data/hub/google/gemma-3-1b-pt/main, {MADE} /data/base; {FIX}",
+        ),
+        (
+            {"megatron": {"path": "/data/base"}},
+            {"huggingFace": BASE},
+            f"huggingFace.path: is /data/base-megatron, {MADE} /data/base; {FIX}",
+        ),
+        ({"recipe": "first"}, {"recipe": "second"}, f"recipe: is second, {MADE} first; {FIX}"),
+        (
+            {"megatron": {"path": "/data/base-megatron"}},
+            {"megatron": {"path": "/data/other-megatron"}},
+            f"megatron.path: is /data/other-megatron, {MADE} /data/base-megatron; {FIX}",
+        ),
+    ],
+)
+def test_edited_weights_of_adapters_are_refused_by_the_field_that_names_them(
+    before: dict[str, Any], after: dict[str, Any], message: str
+) -> None:
+    assert edited(before, after) == [f"spec.init.from.{message}"]
+    assert edited(before, before) == [], "set back"
