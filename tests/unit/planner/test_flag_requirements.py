@@ -84,6 +84,31 @@ def test_a_flag_is_taken_only_with_what_it_needs(
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        {"checkpoint": {"keepBest": True}},
+        {
+            "export": {
+                "huggingFace": {"path": "/checkpoints/out", "base": "/checkpoints/model"},
+                "when": ["best"],
+            }
+        },
+    ],
+)
+def test_megatrons_own_deletion_of_checkpoints_is_refused_where_the_best_is_kept(
+    resolve: Any, asked: dict[str, Any]
+) -> None:
+    flag = {"megatronArgs": {"save-retain-interval": 1000}}
+    settings = {"training": {"evalInterval": 500}, "data": {"mockData": True}, "image": "trainer-bridge"}
+    assert errors(resolve("llama3-8b", 8, **settings, **flag)) == []
+    assert errors(resolve("llama3-8b", 8, **settings, **asked)) == []
+    assert errors(resolve("llama3-8b", 8, **settings, **asked, **flag)) == [
+        "spec.megatronArgs.save-retain-interval: deletes the best checkpoint, which checkpoint.keepBest or "
+        "export.when keeps; leave it out, and set checkpoint.keep"
+    ]
+
+
+@pytest.mark.parametrize(
     ("args", "sizes"),
     [
         ({"defer-embedding-wgrad-compute": True}, {"pipeline_model_parallel_size": 7}),

@@ -332,6 +332,10 @@ def _interval_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
         if isinstance(value, int) and unit and value % unit:
             message = f"{value} is not a multiple of {field} {unit}"
             yield FieldError(_AT + flag, message, f"set a multiple of {unit}")
+    if "save-retain-interval" in resolved.megatron_args and resolved.checkpoint.keep_best:
+        # Megatron deletes each other checkpoint once the next one is saved.
+        message = "deletes the best checkpoint, which checkpoint.keepBest or export.when keeps"
+        yield FieldError(_AT + "save-retain-interval", message, "leave it out, and set checkpoint.keep")
 
 
 def _attention_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
