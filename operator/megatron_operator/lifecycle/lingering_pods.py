@@ -27,7 +27,7 @@ _NAMED: Final = "; not ended by their kubelet: "
 
 
 def name_lingering_pods(status: StatusBuilder, snapshot: RunSnapshot) -> None:
-    """Name the pods for which the run waits in vain in the message of the condition Running.
+    """Name the pods that keep a run waiting in the message of the condition Running.
 
     To be called when everything else of the status is set. An Event for the first ones has what to do.
     """

@@ -44,9 +44,12 @@ def test_an_edit_that_waits_for_a_claim_does_not_fail_the_run_by_its_number_of_r
 
 
 def test_a_refused_edit_does_not_restart_the_run_by_its_time_limit(run: Run) -> None:
+    job = run.cluster.job
+    run.edit(recovery={"hangTimeout": "off"})
+    run.until(lambda: run.cluster.job not in (None, job) and run.trains())
     refuse(run, recovery={"hangTimeout": "60s"})
-    run.cluster.evaluating = True
-    for _ in range(90):
+    run.cluster.hanging = True
+    for _ in range(600):
         run.cluster.pass_time(1)
         run.operator.reconcile()
     assert run.incidents == []

@@ -86,6 +86,17 @@ def test_a_finished_run_without_its_job_is_not_trained_again_after_a_refused_edi
     assert run.cluster.job is None
 
 
+def test_a_finished_run_that_an_earlier_release_made_refused_is_not_trained_again(run: Run) -> None:
+    succeed(run)
+    before = run.api.recipe["spec"]
+    refuse(run)
+    run.status["phase"] = "Refused"
+    run.edit(accelerator=before["accelerator"], checkpoint=before["checkpoint"])
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert run.cluster.job is None
+
+
 def test_a_refused_edit_of_a_finished_run_without_its_job_waits_for_another_edit(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
