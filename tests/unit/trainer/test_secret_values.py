@@ -66,7 +66,7 @@ def test_the_end_of_a_preparation_has_no_value_of_a_secret(
     assert ended.value.code == ExitCode.BAD_DATA
     for text in (log.read_text(), capsys.readouterr().out):
         assert TOKEN not in text
-        assert f"--source /absent/{REPLACEMENT} is not a folder" in text
+        assert f"(--source): /absent/{REPLACEMENT} is not a folder" in text
 
 
 def test_without_secrets_a_text_stays_as_it_is() -> None:

@@ -87,7 +87,7 @@ def load(directory: Path) -> tuple[Tokenizer, int | None]:
     truncation and padding is for inference, and is not applied.
     """
     try:
-        # The library itself would not tell which error the volume returned.
+        # An exception of the library does not have the error of the volume.
         tokenizer = Tokenizer.from_str((directory / "tokenizer.json").read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception
         if is_temporary(error):
