@@ -26,6 +26,12 @@ _EXCLUSIVE_GROUPS: Final[dict[str, tuple[frozenset[str], ...]]] = {
 }
 """By section: leaves that replace each other. Setting one removes the others of lower layers."""
 
+_REQUIRED: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "parallelism": {"recomputeModules": ("recomputeGranularity", "selective")},
+}
+"""By section: leaf -> the leaf that it belongs to, and the value which that must have. A layer that takes this
+away also removes the leaf of lower layers."""
+
 _NESTED: Final = {"data": frozenset({"tokenizer", "volume"})}
 
 
@@ -44,7 +50,14 @@ def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
             merged[leaf] = overlay(f"{section}.{leaf}", below, value)
         else:
             merged[leaf] = value
+    for leaf, required in _REQUIRED.get(section, {}).items():
+        if leaf not in top and _has(base, *required) and not _has(merged, *required):
+            merged.pop(leaf, None)
     return merged
+
+
+def _has(settings: Settings, leaf: str, value: str) -> bool:
+    return bool(settings.get(leaf) == value)
 
 
 def merge_layers(layers: Iterable[tuple[str, Settings]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

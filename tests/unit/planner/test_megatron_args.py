@@ -230,6 +230,14 @@ def test_a_catalog_setting_without_effect_is_dropped_with_a_note(resolve: Any) -
     assert any("model.rotaryBase 500000 of the catalog is dropped" in note for note in p.notes)
 
 
+def test_full_recomputation_replaces_the_modules_of_a_published_layout(resolve: Any) -> None:
+    assert value(words_of(resolve("deepseek-v3", 256, "gb200")), "--recompute-modules") == "mla_up_proj"
+    full = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
+    words = words_of(resolve("deepseek-v3", 256, "gb200", parallelism=full))
+    assert value(words, "--recompute-granularity") == "full"
+    assert "--recompute-modules" not in words
+
+
 def test_a_switch_takes_no_value(resolve: Any) -> None:
     with pytest.raises(
         InvalidRecipeError, match="is a switch and takes no value, but is 'yes'; set true, or leave it out"

@@ -1,0 +1,34 @@
+"""Settings of a higher layer replace those of a lower one, with what only makes sense beside them."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.catalog.merge import overlay
+
+SELECTIVE = {"recomputeGranularity": "selective", "recomputeModules": ["mla_up_proj"]}
+FULL = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
+
+
+@pytest.mark.parametrize(
+    ("top", "merged"),
+    [
+        (FULL, FULL),
+        ({"recomputeMethod": "uniform"}, {"recomputeMethod": "uniform"}),
+        ({"recomputeGranularity": None}, {}),
+        ({"recomputeGranularity": "selective"}, SELECTIVE),
+        ({"recomputeModules": ["moe_act"]}, SELECTIVE | {"recomputeModules": ["moe_act"]}),
+    ],
+)
+def test_recomputed_modules_stay_with_selective_recomputation_alone(
+    top: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    assert overlay("parallelism", SELECTIVE, top) == merged
+
+
+def test_selective_recomputation_replaces_that_of_whole_layers() -> None:
+    assert overlay("parallelism", FULL, SELECTIVE) == SELECTIVE
+
+
+def test_modules_of_the_same_layer_are_left_for_the_planner_to_refuse() -> None:
+    both = FULL | {"recomputeModules": ["mla_up_proj"]}
+    assert overlay("parallelism", SELECTIVE, both) == both
