@@ -54,7 +54,7 @@ def catalog_layers(
     )
     if function is not None:
         settings = bridge_functions.function_settings(function, entry, found)
-        asked = spec.training.fp4_format if spec.training else None
+        asked = (spec.training.fp4_format or spec.training.fp8_format) if spec.training else None
         if layout is None and entry.engine == "megatron" and function.precision == "nvfp4" and asked is None:
             found.note(
                 f"{function.function} computes in NVFP4; without its layout it is BF16, unless"

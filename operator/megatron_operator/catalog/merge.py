@@ -18,6 +18,7 @@ _EXCLUSIVE_GROUPS: Final[dict[str, tuple[frozenset[str], ...]]] = {
         frozenset({"lrDecayIters", "lrDecaySamples"}),
         frozenset({"globalBatchSize", "stepBatchSizeSchedule"}),
         frozenset({"bf16", "fp16"}),
+        frozenset({"fp8Format", "fp4Format"}),
     ),
     "parallelism": (frozenset({"recomputeGranularity", "recomputeMethod", "recomputeNumLayers"}),),
     "data": (frozenset({"blend", "datasetRoot", "mockData", "prepare", "sources"}),),
@@ -26,11 +27,18 @@ _EXCLUSIVE_GROUPS: Final[dict[str, tuple[frozenset[str], ...]]] = {
 }
 """By section: leaves that replace each other. Setting one removes the others of lower layers."""
 
-_REQUIRED: Final[dict[str, dict[str, tuple[str, str]]]] = {
+_REQUIRED: Final[dict[str, dict[str, tuple[str, str | None]]]] = {
+    "training": {
+        "fp8Recipe": ("fp8Format", None),
+        "fp8AmaxHistoryLen": ("fp8Format", None),
+        "fp8AmaxComputeAlgo": ("fp8Format", None),
+        "fp8ParamGather": ("fp8Format", None),
+        "fp4ParamGather": ("fp4Format", None),
+    },
     "parallelism": {"recomputeModules": ("recomputeGranularity", "selective")},
 }
-"""By section: leaf -> the leaf that it belongs to, and the value which that must have. A layer that takes this
-away also removes the leaf of lower layers."""
+"""By section: leaf -> the leaf that it belongs to, and the value which that must have (None: any). A layer
+that takes this away also removes the leaf of lower layers."""
 
 _NESTED: Final = {"data": frozenset({"tokenizer", "volume"})}
 
@@ -56,8 +64,9 @@ def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
     return merged
 
 
-def _has(settings: Settings, leaf: str, value: str) -> bool:
-    return bool(settings.get(leaf) == value)
+def _has(settings: Settings, leaf: str, value: str | None) -> bool:
+    present = settings.get(leaf)
+    return present is not None if value is None else present == value
 
 
 def merge_layers(layers: Iterable[tuple[str, Settings]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

@@ -7,6 +7,14 @@ from megatron_operator.catalog.merge import overlay
 
 SELECTIVE = {"recomputeGranularity": "selective", "recomputeModules": ["mla_up_proj"]}
 FULL = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
+FP8 = {
+    "fp8Format": "hybrid",
+    "fp8Recipe": "delayed",
+    "fp8AmaxHistoryLen": 1024,
+    "fp8AmaxComputeAlgo": "max",
+    "fp8ParamGather": True,
+}
+FP4 = {"fp4Format": "e2m1", "fp4ParamGather": True}
 
 
 @pytest.mark.parametrize(
@@ -32,3 +40,18 @@ def test_selective_recomputation_replaces_that_of_whole_layers() -> None:
 def test_modules_of_the_same_layer_are_left_for_the_planner_to_refuse() -> None:
     both = FULL | {"recomputeModules": ["mla_up_proj"]}
     assert overlay("parallelism", SELECTIVE, both) == both
+
+
+@pytest.mark.parametrize(
+    ("base", "top", "merged"),
+    [
+        (FP8, {"fp4Format": "e2m1"}, {"fp4Format": "e2m1"}),
+        (FP4, {"fp8Format": "hybrid"}, {"fp8Format": "hybrid"}),
+        (FP8, {"fp8Format": "e4m3"}, FP8 | {"fp8Format": "e4m3"}),
+        (FP8, FP4 | FP8, FP4 | FP8),
+    ],
+)
+def test_one_format_of_low_precision_replaces_the_other_with_its_scaling(
+    base: dict[str, Any], top: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    assert overlay("training", base, top) == merged

@@ -23,6 +23,21 @@ def test_the_field_is_the_flag_and_its_scaling_is_megatrons_default(resolve: Any
     assert not {"--fp8-format", "--fp4-recipe"} & set(words)
 
 
+def test_fp4_of_a_recipe_replaces_fp8_of_the_catalog_with_its_scaling(resolve: Any) -> None:
+    words = arguments(resolve("llama3-8b-fp8", 64, "gb200", training=FP4))
+    assert words[words.index("--fp4-format") + 1] == "e2m1"
+    assert not [word for word in words if word.startswith("--fp8")]
+
+
+def test_fp8_of_a_recipe_replaces_fp4_of_a_function(resolve: Any) -> None:
+    nvfp4 = "llama3_8b_pretrain_2gpu_h100_nvfp4_config"
+    resolved = resolve(nvfp4, 4, "gb200", training={"fp8Format": "hybrid"})
+    words = arguments(resolved)
+    assert words[words.index("--fp8-format") + 1] == "hybrid"
+    assert not [word for word in words if word.startswith("--fp4")]
+    assert not [note for note in resolved.notes if "BF16" in note]
+
+
 def test_products_are_timed_as_fp8_and_the_plan_states_it(resolve: Any) -> None:
     four, eight = (
         plan(resolve("llama3-8b", 64, "gb200", training=training))
@@ -53,9 +68,9 @@ def test_hardware_before_blackwell_is_refused(resolve: Any, accelerator: str) ->
     ("recipe", "spec", "message"),
     [
         (
-            "llama3-8b-fp8",
-            {"training": FP4},
-            "fp4Format: is set together with fp8Format hybrid; set fp8Format: null, or leave it out",
+            "llama3-8b",
+            {"training": FP4 | {"fp8Format": "hybrid"}},
+            "fp4Format: is set together with fp8Format hybrid; set one of the two",
         ),
         (
             "llama3-8b",

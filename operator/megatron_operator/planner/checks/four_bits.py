@@ -32,9 +32,7 @@ def _without_format(resolved: ResolvedRecipe) -> Iterator[FieldError]:
 def _format_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> Iterator[FieldError]:
     t = resolved.training
     if t.fp8_format is not None:
-        own = resolved.is_set_by_user("training.fp8Format")
-        fix = "set one of the two" if own else f"set fp8Format: null, or {_LEAVE}"
-        yield FieldError(_FORMAT, f"is set together with fp8Format {t.fp8_format}", fix)
+        yield FieldError(_FORMAT, f"is set together with fp8Format {t.fp8_format}", "set one of the two")
     if not t.bf16:
         message = f"{t.fp4_format} without bf16 would keep parameters in FP32"
         yield FieldError(_FORMAT, message, "set bf16: true")
