@@ -193,7 +193,10 @@ def _indivisible(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec
     if dims.cp > 1 and sizes.get("cpCommType") == "a2a" and math.gcd(heads, groups) % (dims.tp * dims.cp):
         return f"parallelism.cpCommType a2a splits {groups} groups of heads over TP {dims.tp} x CP {dims.cp}"
     samples = training.get("microBatchSize", 1) * dims.dp
-    batch = schedule.largest_batch(training)
-    if batch is None or samples == 0 or batch % samples == 0:
+    uneven = [batch for batch in schedule.batches(training) if samples and batch % samples]
+    if not uneven:
         return None
-    return f"globalBatchSize {batch} is not a multiple of microBatchSize x DP = {samples}"
+    batch = f"globalBatchSize {uneven[0]}"
+    if training.get("stepBatchSizeSchedule"):
+        batch = f"batch {uneven[0]} of stepBatchSizeSchedule"
+    return f"{batch} is not a multiple of microBatchSize x DP = {samples}"

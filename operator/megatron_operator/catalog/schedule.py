@@ -27,14 +27,19 @@ def tokens(amount: str) -> int:
     return round(float(amount.rstrip("KMBT")) * factor)
 
 
-def largest_batch(training: Mapping[str, Any]) -> int | None:
-    """The global batch size in samples, under a ramp-up the largest."""
+def batches(training: Mapping[str, Any]) -> list[int]:
+    """The global batch sizes in samples: under a ramp-up those of its steps; none without a batch."""
     schedule = training.get("stepBatchSizeSchedule")
     if schedule:
-        steps = [step.rpartition(":")[2] for step in schedule.split()]
-        return max((int(step) for step in steps if re.fullmatch("[0-9]{1,18}", step)), default=None)
+        steps = [step.rpartition(":")[2] for step in schedule.replace(",", " ").split()]
+        return [int(step) for step in steps if re.fullmatch("[0-9]{1,18}", step)]
     batch = training.get("globalBatchSize")
-    return int(batch) if batch is not None else None
+    return [int(batch)] if batch is not None else []
+
+
+def largest_batch(training: Mapping[str, Any]) -> int | None:
+    """The global batch size in samples, under a ramp-up the largest."""
+    return max(batches(training), default=None)
 
 
 def resolve_length(training: Training, found: Diagnostics, *, by_bridge: bool) -> None:

@@ -67,6 +67,10 @@ def test_another_tokenizer_replaces_all_files_of_the_catalogs(resolve: Resolve) 
             {"training": {"globalBatchSize": 12}},
             "globalBatchSize 12 is not a multiple of microBatchSize x DP = 8",
         ),
+        (
+            {"training": {"stepBatchSizeSchedule": "0:4 1M:64", "trainTokens": "1B"}},
+            "batch 4 of stepBatchSizeSchedule is not a multiple of microBatchSize x DP = 8",
+        ),
     ],
 )
 def test_a_published_layout_is_not_used_when_the_recipe_changes_what_it_depends_on(
@@ -85,6 +89,7 @@ def test_a_published_layout_is_not_used_when_the_recipe_changes_what_it_depends_
         {"parallelism": {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 1}},
         {"model": {"numLayers": 4, "hiddenDropout": 0.1}},
         {"training": {"globalBatchSize": 64}},
+        {"training": {"stepBatchSizeSchedule": "0:16 1M:64", "trainTokens": "1B"}},
     ],
 )
 def test_unrelated_changes_keep_the_published_layout(resolve: Resolve, change: dict[str, Any]) -> None:

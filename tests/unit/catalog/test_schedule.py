@@ -6,7 +6,7 @@ from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import ResolvedRecipe
-from megatron_operator.catalog.schedule import largest_batch, scale_learning_rate, tokens
+from megatron_operator.catalog.schedule import batches, largest_batch, scale_learning_rate, tokens
 
 Resolve = Callable[..., ResolvedRecipe]
 Refusal = Callable[..., dict[str, str]]
@@ -23,6 +23,12 @@ def test_amounts_of_tokens(amount: str, count: int) -> None:
 
 def test_the_batch_under_a_ramp_is_its_largest() -> None:
     assert largest_batch({"stepBatchSizeSchedule": "0:384 200B:768 400B:1152"}) == 1152
+
+
+def test_the_batches_of_a_ramp_are_separated_by_commas_too() -> None:
+    assert batches({"stepBatchSizeSchedule": "0:384,200B:768, 400B:1152"}) == [384, 768, 1152]
+    assert batches({"globalBatchSize": 32}) == [32]
+    assert batches({}) == []
 
 
 def test_tokens_become_iterations_with_a_warmup_in_iterations(resolve: Resolve) -> None:
