@@ -6,6 +6,7 @@ from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import (
+    MOST_LAYERS,
     Fraction,
     FractionBelowOne,
     Large,
@@ -158,7 +159,7 @@ class ModelSpec(ApiModel):
     """Rotary embedding type with MLA."""
     no_rope_fusion: bool | None = None
     """Disable the fused rotary embedding kernel."""
-    mtp_num_layers: Layers | None = None
-    """Multi-token-prediction layers."""
+    mtp_num_layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)] | None = None
+    """Multi-token-prediction layers; 0 leaves out those of the catalog."""
     mtp_loss_scaling_factor: Positive | None = None
     """Weight of the multi-token-prediction loss."""

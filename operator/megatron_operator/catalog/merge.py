@@ -40,19 +40,22 @@ _REQUIRED: Final[dict[str, dict[str, tuple[str, str | None]]]] = {
 """By section: leaf -> the leaf that it belongs to, and the value which that must have (None: any). A layer
 that takes this away also removes the leaf of lower layers."""
 
+_ABSENT: Final[dict[str, dict[str, object]]] = {"model": {"mtpNumLayers": 0}}
+"""By section: leaf -> the value that removes it, as null does; Megatron has no such value of its flag."""
+
 _NESTED: Final = {"data": frozenset({"tokenizer", "volume"})}
 
 
 def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
     """`base` overridden by `top`. A null in `top` removes the leaf."""
-    merged = dict(base)
+    merged, absent = dict(base), _ABSENT.get(section, {})
     for group in _EXCLUSIVE_GROUPS.get(section, ()):
         if group & top.keys():
             for leaf in group - top.keys():
                 merged.pop(leaf, None)
     for leaf, value in top.items():
         below = merged.get(leaf)
-        if value is None:
+        if value is None or (leaf in absent and value == absent[leaf]):
             merged.pop(leaf, None)
         elif leaf in _NESTED.get(section, ()) and isinstance(value, Mapping) and isinstance(below, Mapping):
             merged[leaf] = overlay(f"{section}.{leaf}", below, value)

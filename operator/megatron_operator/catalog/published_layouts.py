@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.parallel_dims import ParallelDims
@@ -156,28 +156,26 @@ def _split_samples(entry: Entry, layout: PublishedLayout) -> str | None:
 def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:
     layers = [("", entry.wire()), ("", layout.wire())]
     (published, _), (merged, _) = merge_layers(layers), merge_layers([*layers, ("", spec.wire())])
-    asked, _ = merge_layers([("", spec.wire())])
+    asked: dict[str, Any] = spec.wire()
     cp = merged["parallelism"].get("contextParallelSize") or 1
-    if entry.engine == "bridge" and cp > 1 and asked["data"].get("packing"):
+    if entry.engine == "bridge" and cp > 1 and merged["data"].get("packing"):
         return f"data.packing is true, and packed samples are not split over its CP {cp}"
     alike = _in_16_bits(published["training"]) == _in_16_bits(merged["training"])
     for section, leaves in _LAYOUT_DEPENDS_ON.items():
-        for leaf in sorted(leaves & asked[section].keys()):
-            before, after = published[section].get(leaf), asked[section][leaf]
+        own = asked.get(section) or {}
+        for leaf in sorted(leaves & own.keys()):
+            before, after = published[section].get(leaf), merged[section].get(leaf)
             # BF16 and FP16 take the same memory and time.
             same = alike if leaf in _OF_16_BITS else after == before
-            if not same and not (before is None and _is_default(after)):
-                return f"{section}.{leaf} is {after}" + (f", not {before}" if before is not None else "")
+            # A size of 1 has no effect where none was set.
+            unsplit = section == "parallelism" and after == 1 and after is not True
+            if not same and not (before is None and (after is False or unsplit)):
+                return f"{section}.{leaf} is {own[leaf]}" + (f", not {before}" if before is not None else "")
     return None
 
 
 def _in_16_bits(training: Settings) -> bool:
     return any(training.get(leaf) for leaf in _OF_16_BITS)
-
-
-def _is_default(value: object) -> bool:
-    """Whether a setting has no effect where it was not set: off, or a size of 1."""
-    return value is False or (value == 1 and value is not True)
 
 
 def _indivisible(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:

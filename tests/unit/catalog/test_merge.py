@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.catalog.merge import overlay
+from megatron_operator.catalog.merge import merge_layers, overlay
 
 SELECTIVE = {"recomputeGranularity": "selective", "recomputeModules": ["mla_up_proj"]}
 FULL = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
@@ -55,3 +55,10 @@ def test_one_format_of_low_precision_replaces_the_other_with_its_scaling(
     base: dict[str, Any], top: dict[str, Any], merged: dict[str, Any]
 ) -> None:
     assert overlay("training", base, top) == merged
+
+
+def test_no_layers_of_multi_token_prediction_are_as_if_the_catalog_had_none() -> None:
+    layers = [("catalog", {"model": {"mtpNumLayers": 1}}), ("recipe", {"model": {"mtpNumLayers": 0}})]
+    merged, origins = merge_layers(layers)
+    assert merged["model"] == {}
+    assert origins == {}

@@ -71,6 +71,7 @@ def test_another_tokenizer_replaces_all_files_of_the_catalogs(resolve: Resolve) 
             {"training": {"stepBatchSizeSchedule": "0:4 1M:64", "trainTokens": "1B"}},
             "batch 4 of stepBatchSizeSchedule is not a multiple of microBatchSize x DP = 8",
         ),
+        ({"model": {"mtpNumLayers": 1}}, "model.mtpNumLayers is 1"),
     ],
 )
 def test_a_published_layout_is_not_used_when_the_recipe_changes_what_it_depends_on(
@@ -88,6 +89,7 @@ def test_a_published_layout_is_not_used_when_the_recipe_changes_what_it_depends_
     [
         {"parallelism": {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 1}},
         {"model": {"numLayers": 4, "hiddenDropout": 0.1}},
+        {"model": {"mtpNumLayers": 0, "swiglu": False}},
         {"training": {"globalBatchSize": 64}},
         {"training": {"stepBatchSizeSchedule": "0:16 1M:64", "trainTokens": "1B"}},
     ],

@@ -230,6 +230,12 @@ def test_a_catalog_setting_without_effect_is_dropped_with_a_note(resolve: Any) -
     assert any("model.rotaryBase 500000 of the catalog is dropped" in note for note in p.notes)
 
 
+def test_no_layers_of_multi_token_prediction_are_no_flags(resolve: Any) -> None:
+    assert "--mtp-num-layers" in words_of(resolve("deepseek-v3", 256, "gb200"))
+    words = words_of(resolve("deepseek-v3", 256, "gb200", model={"mtpNumLayers": 0}))
+    assert not [word for word in words if word.startswith("--mtp")]
+
+
 def test_full_recomputation_replaces_the_modules_of_a_published_layout(resolve: Any) -> None:
     assert value(words_of(resolve("deepseek-v3", 256, "gb200")), "--recompute-modules") == "mla_up_proj"
     full = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
