@@ -70,7 +70,7 @@ def admit(
         catalog,
         namespace,
         lambda resolved: plan(resolved, previous, keeps_layout=keeps_layout),
-        is_new=previous is None,
+        previous,
     )
     return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made)
 
@@ -102,15 +102,14 @@ def _admit[T](
     catalog: Catalog,
     namespace: str | None,
     make: Callable[[ResolvedRecipe], T],
-    *,
-    is_new: bool = True,
+    previous: Plan | None = None,
 ) -> tuple[ResolvedRecipe, T]:
     found = Diagnostics()
     resolved = resolve_for_planning(spec, platform, catalog, namespace, found)
-    if is_new:
+    if previous is None:
         reported = {error.field for error in found.errors}
         found.extend(error for error in _errors_of_new_run(resolved) if error.field not in reported)
-    resolved = as_planned(resolved)
+    resolved = as_planned(resolved, previous)
     try:
         made = make(resolved)
     except InvalidRecipeError as invalid:

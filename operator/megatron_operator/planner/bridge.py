@@ -97,47 +97,6 @@ def _split_as_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
     return resolved.model_copy(update={"parallelism": resolved.parallelism.model_copy(update=own)})
 
 
-def without_published_layout(resolved: ResolvedRecipe) -> ResolvedRecipe:
-    """The recipe without a layout that was published for other accelerators."""
-    if resolved.layout is not None:
-        return resolved
-
-    def set_by_user(path: str) -> bool:
-        return resolved.origins.get(path) == "recipe"
-
-    sizes = {
-        alias: value
-        for alias, value in resolved.parallelism.wire().items()
-        if set_by_user(f"parallelism.{alias}")
-    }
-    fast = {
-        name: None
-        for name in (
-            *("fp8_param_gather", "use_precision_aware_optimizer"),
-            *("fp4_format", "fp4_param_gather"),
-        )
-        if _of_layout(resolved, f"training.{TrainingSpec.model_fields[name].alias}")
-    }
-    if not set_by_user("training.microBatchSize"):
-        fast["micro_batch_size"] = None
-    model = resolved.model
-    if _of_layout(resolved, "model.moeTokenDispatcherType"):
-        model = model.model_copy(update={"moe_token_dispatcher_type": None})
-    args = resolved.megatron_args.items()
-    update = {
-        "parallelism": ParallelismSpec.model_validate(sizes),
-        "training": resolved.training.model_copy(update=fast),
-        "model": model,
-        "megatron_args": {k: v for k, v in args if not _of_layout(resolved, f"megatronArgs.{k}")},
-    }
-    return resolved.model_copy(update=update)
-
-
-def _of_layout(resolved: ResolvedRecipe, path: str) -> bool:
-    """Whether a setting came with a published layout."""
-    return ", layout " in resolved.origins.get(path, "")
-
-
 def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
     """A plan with the function's own layout; DP follows from the number of accelerators.
 

@@ -1,5 +1,6 @@
 """Plans a resolved recipe: returns a plan, or raises with every error that was found."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -8,7 +9,6 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec
-from megatron_operator.catalog.published_layouts import layout_notes
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
@@ -39,6 +39,7 @@ from megatron_operator.planner.retention import parallelism_of, same_layout
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.published_memory import keeps_published_memory
 from megatron_operator.planner.search.rank import Ranking, rank
+from megatron_operator.planner.without_layout import without_published_layout, without_rejected_layout
 
 _LAYOUT_FIELDS = (
     *SPEC_FIELDS.values(),
@@ -112,46 +113,32 @@ def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan
     try:
         return _plan_and_compare(resolved, most)
     except InvalidRecipeError as invalid:
-        return _plan_and_compare(_without_function(resolved, invalid), most)
+        return _plan_and_compare(without_rejected_layout(resolved, invalid), most)
 
 
 def _plan_from_scratch(resolved: ResolvedRecipe, before: Plan | None = None) -> Plan:
     try:
         return _plan_layout(resolved, before)
     except InvalidRecipeError as invalid:
-        return _plan_layout(_without_function(resolved, invalid), before)
+        return _plan_layout(without_rejected_layout(resolved, invalid), before)
 
 
-def as_planned(resolved: ResolvedRecipe) -> ResolvedRecipe:
-    """The recipe whose arguments Megatron gets.
+def as_planned(resolved: ResolvedRecipe, before: Plan | None = None) -> ResolvedRecipe:
+    """The recipe whose arguments Megatron gets; `before` is the plan of a run that has started.
 
-    It lacks what came with the layout of its Megatron-Bridge function where the planner rejects a setting of
-    it, such as NVFP4 on Hopper: planned without it, the run must not be started with it.
+    It lacks a published layout that the planner rejects; that of a function which the recipe names only where
+    one of its settings is rejected, such as NVFP4 on Hopper: planned without it, the run must not be started
+    with it.
     """
-    if resolved.function is None or resolved.layout is None or resolved.engine == "bridge":
+    if resolved.layout is None or resolved.engine == "bridge":
         return resolved
     try:
-        _plan_layout(resolved)
+        _plan_layout(resolved, before)
     except InvalidRecipeError as invalid:
-        if any(error.field.startswith(_SETTINGS) for error in invalid.errors):
-            return _without_function(resolved, invalid)
+        if resolved.function is None or any(error.field.startswith(_SETTINGS) for error in invalid.errors):
+            with suppress(InvalidRecipeError):
+                return without_rejected_layout(resolved, invalid)
     return resolved
-
-
-def _without_function(resolved: ResolvedRecipe, invalid: InvalidRecipeError) -> ResolvedRecipe:
-    """The recipe without the layout of its Megatron-Bridge function, which the planner rejects.
-
-    Bridge shards such models completely (FSDP), or fits more into the memory than the estimate allows.
-    Raises `invalid` where the recipe names no function.
-    """
-    if resolved.function is None or resolved.layout is None or resolved.engine == "bridge":
-        raise invalid
-    note = f"the layout of {resolved.function.function} is not used ({invalid.errors[0]}): planned"
-    free = bridge.without_published_layout(resolved.model_copy(update={"layout": None}))
-    name = resolved.profile.known_as(resolved.accelerator_type)
-    of_layout = layout_notes(resolved.layout, resolved.accelerator_count, name)
-    kept = [each for each in free.notes if each not in of_layout]
-    return free.model_copy(update={"notes": [*kept, note]})
 
 
 def _plan_layout(resolved: ResolvedRecipe, before: Plan | None = None) -> Plan:
@@ -167,7 +154,7 @@ def _plan_bridge(
     found = Diagnostics(notes=list(resolved.notes))
     if bridge.is_searched(resolved):
         try:
-            free = bridge.for_function(bridge.without_published_layout(resolved))
+            free = bridge.for_function(without_published_layout(resolved))
             return with_bridge_notes(_plan_as_before(free, previous, keeps_layout=keeps_layout), resolved)
         except InvalidRecipeError as invalid:
             if resolved.layout is None:
