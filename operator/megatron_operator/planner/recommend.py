@@ -25,7 +25,7 @@ from megatron_operator.planner.matching import is_language_model, size_of
 from megatron_operator.planner.model_names import catalog_name
 from megatron_operator.planner.no_match import no_match
 from megatron_operator.planner.notes import beyond_memory, layout_warnings
-from megatron_operator.planner.search.rank import MEASURED
+from megatron_operator.planner.search.too_large import MEASURED
 
 MAX_TRIED = 12
 """Recipes that are planned as long as none of them fits."""

@@ -179,7 +179,7 @@ def test_a_recomputation_of_the_recipe_is_not_completed_with_that_of_the_run(res
 
 def test_an_edit_that_cannot_run_is_refused_for_what_the_recipe_sets(resolve: Any) -> None:
     full = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
-    training = {"microBatchSize": 8}
+    training = {"microBatchSize": 4}
     before = plan(resolve("llama3-8b", 8, parallelism=full, training=training))
     edited = resolve("llama3-8b", 8, parallelism={"recomputeGranularity": "selective"}, training=training)
     with pytest.raises(InvalidRecipeError) as refused:
