@@ -8,8 +8,15 @@ from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.accepted_spec import record_accepted
 from megatron_operator.lifecycle.desired import Config, desired_state, planning_input
-from megatron_operator.lifecycle.job_status import adopt_job, set_planned, set_prepared, set_starting
+from megatron_operator.lifecycle.job_status import (
+    adopt_job,
+    set_accepted,
+    set_planned,
+    set_prepared,
+    set_starting,
+)
 from megatron_operator.lifecycle.ledger_state import update_ledger
 from megatron_operator.lifecycle.readiness import set_readiness
 from megatron_operator.lifecycle.snapshot import RunSnapshot
@@ -48,8 +55,10 @@ def start_manifests() -> list[Object]:
     status = StatusBuilder.of(body, now)
     desired = desired_state(planning_input(status), config)
     job = desired.manifests.job | {"metadata": desired.manifests.job["metadata"] | {"uid": JOB_UID}}
-    status.observe_generation()
+    set_accepted(status, desired)
     set_planned(status, desired)
+    status.observe_generation()
+    record_accepted(status)
     set_prepared(status, desired)
     set_starting(status, Reason.JOB_CREATED, "")
     snapshot = RunSnapshot(now, job, announcing={})

@@ -21,7 +21,6 @@ PREPARED = {
     "data": {
         "volume": {"size": "1Gi"},
         "prepare": {"source": "/text", "include": "*.txt"},
-        "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"},
     }
 }
 

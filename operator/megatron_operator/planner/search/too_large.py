@@ -95,7 +95,7 @@ def _refusal(problem: PlanningProblem, too_large: Sequence[Candidate], *, is_onl
     if not is_only or problem.world == 1 or not _sets_sizes(problem):
         return _size_to_relax(problem, layout, needs) or _count_error(problem, too_large)
     free = _with_open_sizes(problem)
-    # A layout of the catalog is kept by Megatron-Bridge, and else planned anew for this error.
+    # A layout of the catalog is kept by Megatron-Bridge, and else planned again for this error.
     of_catalog = problem.resolved.layout is not None and not _sets_sizes_itself(problem)
     if not of_catalog and simplest_that_fits(free) is None:
         others = [candidate for each in valid_layouts(free) for candidate in variants(free, each)]
