@@ -74,12 +74,12 @@ def test_weights_are_imported_before_the_job_and_exported_after_it(
             words = '{"reason": "Completed", "iteration": 1000, "checkpointIteration": 1000}'
             world.terminate(place, 0, words, "Completed")
         state = world.wait_for("tuned", phase="Succeeded", conditions={"Exported": "Exported"})
-    for field, source, path in (
-        ("imported", "/data/llama", "/data/llama-megatron"),
-        ("exported", "/checkpoints/tuned", "/data/out"),
+    for field, source, path, base in (
+        ("imported", "/data/llama", "/data/llama-megatron", {}),
+        ("exported", "/checkpoints/tuned", "/data/out", {"base": "/data/llama"}),
     ):
         audit = f"{path}/conversion-audit.json"
-        expected = {"source": source, "path": path, "tensors": 21, "bytes": 42_000, "audit": audit}
+        expected = {"source": source, "path": path, "tensors": 21, "bytes": 42_000, "audit": audit} | base
         found = dict(state.status[field])
         compared = found.pop("model", None)
         assert found == expected

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.lingering_pods import LINGERING, name_lingering_pods
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
@@ -88,3 +89,13 @@ def test_a_run_that_has_ended_names_none(run: Any) -> None:
     status.set(phase=Phase.FAILED)
     name_lingering_pods(status, replace(run.snapshot(), job=None, leftover_pods=tuple(run.pods)))
     assert (message(status), status.events) == ("2 pods are ending", [])
+
+
+@pytest.mark.parametrize("reason", [Reason.LEFT_EARLY, Reason.GANG_RESTARTED])
+def test_a_message_that_becomes_the_cause_of_an_incident_stays_as_it_is(run: Any, reason: Reason) -> None:
+    suspended(run, PAST)
+    status = run.status()
+    status.set(phase=Phase.RECOVERING)
+    status.set_condition(Condition.RUNNING, False, reason, "worker-0 exited with 0")
+    name_lingering_pods(status, replace(run.snapshot(), job=None, leftover_pods=tuple(run.pods)))
+    assert message(status) == "worker-0 exited with 0"
