@@ -45,6 +45,7 @@ NOT_OF_WHOLE_LAYERS = {"overlap-moe-expert-parallel-comm", "cuda-graph-impl"}
 LEAST = {
     **{"deepseek-v4-flash": 256, "deepseek-v4-flash-sft": 256, "deepseek-v4-flash-no-mtp-sft": 256},
     **{"nemotron3-ultra-550b-a55b": 256, "qwen3-32b-lora": 2, "step3.7-flash-sft": 512},
+    "qwen3-next-80b-a3b-sft": 32,
 }
 """H100s without which a model does not fit with every setting, whose recomputation is of one layer alone."""
 LEAST_AT_ALL = {"deepseek-v4-pro": 1024}

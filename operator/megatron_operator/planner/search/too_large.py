@@ -78,8 +78,11 @@ def _sets_sizes_itself(problem: PlanningProblem) -> bool:
 
 
 def _is_requested(problem: PlanningProblem) -> bool:
-    """Whether TP and PP are those of the recipe, of a function that it names, or of a run that started."""
-    own = _sets_sizes_itself(problem) or problem.is_function or problem.before is not None
+    """Whether TP and PP are those of the recipe, of a function of Bridge, or of a run that started."""
+    of_function = problem.is_function or (
+        problem.resolved.engine == "bridge" and problem.resolved.layout is not None
+    )
+    own = _sets_sizes_itself(problem) or of_function or problem.before is not None
     return own and _sets_sizes(problem)
 
 
