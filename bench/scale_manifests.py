@@ -12,7 +12,7 @@ from megatron_operator.lifecycle.accepted_spec import record_accepted
 from megatron_operator.lifecycle.desired import Config, desired_state, planning_input
 from megatron_operator.lifecycle.job_status import (
     adopt_job,
-    set_accepted,
+    set_plan,
     set_planned,
     set_prepared,
     set_starting,
@@ -55,8 +55,8 @@ def start_manifests() -> list[Object]:
     status = StatusBuilder.of(body, now)
     desired = desired_state(planning_input(status), config)
     job = desired.manifests.job | {"metadata": desired.manifests.job["metadata"] | {"uid": JOB_UID}}
-    set_accepted(status, desired)
     set_planned(status, desired)
+    set_plan(status, desired)
     status.observe_generation()
     record_accepted(status)
     set_prepared(status, desired)

@@ -127,6 +127,17 @@ class ConversionProgress(Message):
     bytes_total: Bytes
 
 
+OF_THE_ITERATION: Final = (
+    "lm_loss",
+    "learning_rate",
+    "step_seconds",
+    "tokens_per_second",
+    "tflops_per_gpu",
+    "consumed_samples",
+)
+"""Fields of ProgressReport that describe the last iteration done, and no other."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgressReport(Message):
     """The state of a run as one pod knows it. Unknown values are None; durations are seconds."""

@@ -9,7 +9,7 @@ from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.planning import Planning
 from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflicts
-from megatron_operator.lifecycle.job_status import set_accepted, set_internal_error, set_refused
+from megatron_operator.lifecycle.job_status import set_internal_error, set_planned, set_refused
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 
 
@@ -57,7 +57,7 @@ class RecipePlanner:
             set_refused(status, Reason.CHECKPOINT_INCOMPATIBLE, incompatible, running=running)
             self._refused[status.key] = version
             return Unplanned.REFUSED
-        set_accepted(status, desired)
+        set_planned(status, desired)
         return desired
 
     @property

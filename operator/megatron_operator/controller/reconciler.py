@@ -43,7 +43,7 @@ from megatron_operator.lifecycle.job_status import (
     set_internal_error,
     set_job_replaced,
     set_obstacle,
-    set_planned,
+    set_plan,
     set_prepared,
     set_starting,
     set_suspended,
@@ -249,7 +249,7 @@ class Reconciler:
             self._poller.forget(status.key)
             return DONE
         if job is None and has_trained(status, desired):
-            set_planned(status, desired)
+            set_plan(status, desired)
             status.observe_generation()
             record_accepted(status)
             return await self._stages.finish(status, snapshot, desired, edited=edited)
@@ -274,7 +274,7 @@ class Reconciler:
             # The generation is not observed yet: the job is replaced once the claims exist.
             waits = await self._supervisor.supervise(status, snapshot) if running else DONE
             return waits.within(blocked.after, blocked.reason)
-        set_planned(status, desired)
+        set_plan(status, desired)
         if edited:
             record_edited_count(status, snapshot, accelerators, desired.plan.world_size)
         status.observe_generation()
@@ -301,7 +301,7 @@ class Reconciler:
             status.observe_generation()
             return DONE
         if isinstance(desired, DesiredState):
-            set_planned(status, desired)
+            set_plan(status, desired)
         set_suspended(status, "no pod is left")
         return DONE
 

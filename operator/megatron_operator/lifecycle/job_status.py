@@ -21,7 +21,7 @@ LONGEST_ERROR: Final = 300
 """Characters of an unexpected error in a condition."""
 
 
-def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
+def set_plan(status: StatusBuilder, desired: DesiredState) -> None:
     """Report the plan: how the run is mapped to its accelerators.
 
     A job that stays until an edit can be applied has the plan before.
@@ -36,7 +36,7 @@ def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
         status.set_recovery(elastic=None)
 
 
-def set_accepted(status: StatusBuilder, desired: DesiredState) -> None:
+def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
     """Report that the recipe can run as it is, with its layout."""
     plan = desired.plan
     sizes = (

@@ -5,18 +5,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from megatron_contract.incident import ReportedIncident
-from megatron_contract.progress import ProgressReport, fullest_ranks
+from megatron_contract.progress import OF_THE_ITERATION, ProgressReport, fullest_ranks
 
 _FIELDS: Final = tuple(each.name for each in fields(ProgressReport))
-_OF_THE_ITERATION: Final = (
-    "lm_loss",
-    "learning_rate",
-    "step_seconds",
-    "tokens_per_second",
-    "tflops_per_gpu",
-    "consumed_samples",
-)
-"""What describes the last iteration done, and no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
     if newest_iteration is not None:
         # A pod that was asked a moment earlier may report the iteration before, with the loss of that one.
         there = [current[rank] for rank in sorted(current) if current[rank].iteration == newest_iteration]
-        for name in _OF_THE_ITERATION:
+        for name in OF_THE_ITERATION:
             known = (getattr(each, name) for each in there)
             merged[name] = next((value for value in known if value is not None), None)
     # A new pod learns the earlier incidents and evaluations from the first pod.

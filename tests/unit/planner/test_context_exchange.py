@@ -3,18 +3,11 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner import plan
 
+from tests.unit.planner.planning_errors import errors
+
 AT = "spec.parallelism.cpCommType"
-
-
-def errors(resolved: Any) -> list[str]:
-    try:
-        plan(resolved)
-    except InvalidRecipeError as refused:
-        return [str(error) for error in refused.errors]
-    return []
 
 
 @pytest.mark.parametrize(

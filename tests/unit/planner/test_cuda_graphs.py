@@ -3,16 +3,8 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.planner import plan
 
-
-def errors(resolved: Any) -> list[str]:
-    try:
-        plan(resolved)
-    except InvalidRecipeError as refused:
-        return [str(error) for error in refused.errors]
-    return []
+from tests.unit.planner.planning_errors import errors
 
 
 def graphs(kind: str, *modules: str) -> dict[str, Any]:

@@ -4,20 +4,13 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.planner import plan
 
+from tests.unit.planner.planning_errors import errors
+
 AWARE = {"usePrecisionAwareOptimizer": True}
-
-
-def errors(resolved: Any) -> list[str]:
-    try:
-        plan(resolved)
-    except InvalidRecipeError as refused:
-        return [str(error) for error in refused.errors]
-    return []
 
 
 @pytest.mark.parametrize(

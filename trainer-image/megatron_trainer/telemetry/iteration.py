@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from megatron_contract.progress import OF_THE_ITERATION
 from megatron_contract.wire import Message
 
 
@@ -29,13 +30,5 @@ class IterationRecord(Message):
     """In evaluations since the iteration before it; None for none."""
 
 
-METRICS = (
-    "train_iters",
-    "lm_loss",
-    "learning_rate",
-    "step_seconds",
-    "tokens_per_second",
-    "tflops_per_gpu",
-    "consumed_samples",
-)
+METRICS = ("train_iters", *OF_THE_ITERATION)
 """Fields of IterationRecord that /progress reports under the same names."""
