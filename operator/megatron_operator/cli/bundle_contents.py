@@ -7,8 +7,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
-import yaml
-
 from megatron_operator.api import yaml_documents
 from megatron_operator.api.labels import KIND, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import seconds
@@ -21,11 +19,11 @@ from megatron_operator.manifests.metadata import object_name
 
 REDACTED: Final = "<redacted>"
 _CREDENTIAL: Final = re.compile(
-    r"(?i)(api|access|private|wandb)[-_]?key|passw(or)?d|passphrase|(^|[-_])pass$|credential|authorization"
-    r"|token$|secret(?!name|ref|keyref|s$)"
+    r"(?i)(api|access|account|private|storage|wandb)[-_]?key|passw(or)?d|passphrase|(^|[-_])pass$|[-_]pwd$"
+    r"|credential|authorization|token$|secret(?!name|ref|keyref|s$)|(?-i:_(SECRETS|TOKENS)$)"
 )
 """Names of variables and flags whose values are replaced."""
-_VALUE: Final = r"""('[^']*'|"[^"]*"|[^\s'"&;|]+)"""
+_VALUE: Final = r"""('[^']*'|"[^"]*"|((?i:bearer|basic|token)\s+)?[^\s'"&;|]+)"""
 _ASSIGNMENTS: Final = (
     re.compile(rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w-]{{0,99}})(=){_VALUE}"),
     re.compile(rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,99}})(\s+)(?!-){_VALUE}"),
@@ -176,7 +174,7 @@ def lines_about(log: str, key: str) -> str:
 
 
 def _yaml(value: Any) -> str:
-    return yaml.safe_dump(redacted(value), sort_keys=False, allow_unicode=True)
+    return yaml_documents.dump(redacted(value))
 
 
 def _events_of_run(kubectl: Kubectl, recipe: Object, objects: Sequence[Object]) -> list[Object]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from megatron_operator.api import quantity
 from megatron_operator.api.labels import GROUP, PLURAL
 from megatron_operator.api.platform import CpuJobs, PlatformConfig
 from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
@@ -320,8 +321,10 @@ def _allocatable_of(node: Object) -> dict[str, str]:
 
 
 def _amount(node: Object, resource: str) -> int:
-    text = str(_allocatable_of(node).get(resource, "0"))
-    return int(text) if text.isdecimal() else 0
+    try:
+        return int(quantity.parse(str(_allocatable_of(node).get(resource, "0"))))
+    except (ValueError, KeyError):
+        return 0
 
 
 def _nodes(count: int) -> str:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from megatron_operator.api import yaml_documents
 from megatron_operator.api.errors import LONGEST_SHOWN, shown
 from megatron_operator.api.labels import KIND
@@ -15,6 +17,8 @@ from megatron_operator.cli.errors import CommandError
 _LISTS = ("List", f"{KIND}List")
 _MEANT_AS_YAML: Final = re.compile(r"[-+.\d\[{'\"]")
 """How lists, maps, numbers and texts in quotes begin."""
+_STANDARD_INPUT: Final = f"{__name__}.standard_input"
+"""Key of the context's meta, which the contexts of one command line share."""
 _WORDS = {str: "text", list: "a list", int: "a number", float: "a number", bool: "a truth value"}
 """What a document that is no object is called."""
 
@@ -90,10 +94,22 @@ def _read(path: Path) -> str:
     if str(path) == "-" and sys.stdin is None:
         raise CommandError("standard input", "is closed", "give the recipe on it, or -f FILE")
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text()
+        return _standard_input() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else "not a text file"
         raise CommandError(_label(path), reason.lower(), "give a readable file") from None
+
+
+def _standard_input() -> str:
+    """The text of standard input, which a command may need again: for the platform of each plan."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return sys.stdin.read()
+    read = context.meta
+    if _STANDARD_INPUT not in read:
+        read[_STANDARD_INPUT] = sys.stdin.read()
+    text: str = read[_STANDARD_INPUT]
+    return text
 
 
 def _invalid(path: Path, problem: yaml_documents.YamlError) -> CommandError:

@@ -180,10 +180,11 @@ def kubectl_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def complete_run(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of recipes in the context's namespace that start with `incomplete`."""
+def complete_run(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of recipes that start with `incomplete`, in the namespace and cluster of the words before."""
+    given = context.params
     try:
-        found = Kubectl(None, None, None).recipes()
+        found = Kubectl(given.get("namespace"), given.get("context"), given.get("kubeconfig")).recipes()
     except CommandError:
         return []
     names = [str(recipe["metadata"]["name"]) for recipe in found]

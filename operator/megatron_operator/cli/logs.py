@@ -7,6 +7,7 @@ import click
 from megatron_operator.cli import printing
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options, trainer_selector
+from megatron_operator.cli.printing import EXIT_INVALID
 
 _MAX_LOG_REQUESTS = 1000
 """Logs that kubectl may follow concurrently; its default is 5."""
@@ -55,7 +56,7 @@ def command(
             "--prefix",
             f"--max-log-requests={_MAX_LOG_REQUESTS}",
         ]
-        raise click.exceptions.Exit(kubectl.logs([*selection, *flags]))
+        raise _ended(kubectl.logs([*selection, *flags]))
     recipe = kubectl.recipe(name)
     pods = kubectl.pods(recipe)
     found = first_failed_pod(recipe, pods) if rank is None else pod_of_rank(recipe, pods, rank)
@@ -69,4 +70,9 @@ def command(
     where = f" on {found.node}" if found.node else ""
     click.secho(f"{found.pod}{where}: {found.why}", bold=True, err=True)
     previous = ["--previous"] if found.previous else []
-    raise click.exceptions.Exit(kubectl.logs([found.pod, *flags, *previous]))
+    raise _ended(kubectl.logs([found.pod, *flags, *previous]))
+
+
+def _ended(code: int) -> click.exceptions.Exit:
+    """The end of this command where `kubectl logs` ended with `code`."""
+    return click.exceptions.Exit(EXIT_INVALID if code else 0)

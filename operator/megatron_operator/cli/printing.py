@@ -80,13 +80,13 @@ def error_documents(errors: Sequence[FieldError]) -> list[dict[str, str]]:
 
 
 def print_data(value: Any, output: str) -> None:
-    """Print plain values as JSON or YAML."""
+    """Print plain values as JSON, or as YAML that kubectl reads as the same values."""
     if output == "json":
         click.echo(json.dumps(value, indent=2))
         return
-    import yaml
+    from megatron_operator.api import yaml_documents
 
-    click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=110), nl=False)
+    click.echo(yaml_documents.dump(value), nl=False)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -97,9 +97,9 @@ def _print_edits(edits: "LayoutEdits", planned: str) -> None:
 
 
 def _yaml(content: Object) -> list[str]:
-    import yaml
+    from megatron_operator.api import yaml_documents
 
-    return str(yaml.safe_dump(content, sort_keys=False)).splitlines()
+    return yaml_documents.dump(content).splitlines()
 
 
 class _Resharding:

@@ -243,8 +243,12 @@ def _merged(target: Object, changes: Mapping[str, Any]) -> Object:
     for key, value in changes.items():
         if value is None:
             merged.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(merged.get(key), dict):
-            merged[key] = _merged(merged[key], value)
+        elif isinstance(value, Mapping):
+            before = merged.get(key)
+            content = _merged(before if isinstance(before, dict) else {}, value)
+            # A section of which only fields were to be removed is not added.
+            if content or key in merged or not value:
+                merged[key] = content
         else:
             merged[key] = value
     return merged

@@ -18,6 +18,11 @@ MAX_ROWS: Final = {"phases": 500, "conditions": 1000, "incidents": 1000, "checkp
 """Rows of one run; the oldest are dropped. Points: MAX_SAMPLES, thinned."""
 _ORDER: Final = {"incidents": "number", "checkpoints": "iteration"}
 """Column that orders a table's rows; `time` in the others."""
+_LAST_CHANGE: Final = (
+    "max(coalesce((SELECT max(time) FROM phases WHERE phases.uid = runs.uid), 0),"
+    " coalesce((SELECT time FROM points WHERE points.uid = runs.uid ORDER BY iteration DESC LIMIT 1), 0))"
+)
+"""When a run's phase or iteration changed last; `seen` of all runs is the time of the last list."""
 _TOP: Final = (1 << 63) - 1
 """The largest integer of SQLite: a status may have larger ones."""
 
@@ -82,7 +87,7 @@ def drop_oldest(database: sqlite3.Connection, limit: int) -> int:
 def drop_one(database: sqlite3.Connection) -> bool:
     """Delete the first run of that order; False where none is left."""
     oldest = database.execute(
-        "SELECT uid FROM runs ORDER BY deleted IS NULL, coalesce(deleted, seen) LIMIT 1"
+        f"SELECT uid FROM runs ORDER BY deleted IS NULL, coalesce(deleted, {_LAST_CHANGE}) LIMIT 1"
     ).fetchone()
     if oldest is None:
         return False

@@ -125,11 +125,13 @@ def short(value: float, *, percent: bool = False) -> str:
     """A number in few characters: `2.31`, `283k`, `1.2M`, `3e-04`, `43.1%`."""
     if percent:
         return f"{value:.1%}"
-    size = abs(value)
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.1e}"
+    rounded = float(f"{value:.3g}")
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size >= limit:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.1e}" if 0 < size < 1e-3 else f"{value:.3g}"
+        if abs(rounded) >= limit:
+            return f"{rounded / limit:.3g}{unit}"
+    return f"{rounded:.3g}"
 
 
 def _finite(pairs: Sequence[Pair]) -> list[Pair]:

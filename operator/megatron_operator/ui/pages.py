@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-import yaml
 from starlette.requests import Request
 from starlette.responses import Response
 
+from megatron_operator.api import yaml_documents
 from megatron_operator.api.recovery_status import Incident
 from megatron_operator.api.status import Plan
 from megatron_operator.lifecycle.status_reading import read_status
@@ -127,7 +127,7 @@ class Pages:
             shown=shown,
             namespace=recipe["metadata"]["namespace"],
             name=recipe["metadata"]["name"],
-            text=yaml.safe_dump({"spec": recipe.get("spec")}, sort_keys=False, allow_unicode=True),
+            text=yaml_documents.dump({"spec": recipe.get("spec")}),
             difference=await self._published.difference(recipe),
         )
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from megatron_operator.cli.default_platform import DEFAULT_ACCELERATOR
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.planned_hardware import planned_hardware
@@ -79,7 +77,7 @@ class PublishedRecipes:
         )  # fmt: skip
         try:
             async with asyncio.timeout(SECONDS):
-                output, _ = await process.communicate(yaml.safe_dump(body).encode())
+                output, _ = await process.communicate(json.dumps(body).encode())
         except TimeoutError:
             process.kill()
             await process.wait()

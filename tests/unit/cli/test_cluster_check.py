@@ -191,6 +191,8 @@ def test_several_gpu_nodes_without_rdma_are_a_warning_and_a_requested_resource_i
         "missing",
         "the platform requests vpc.amazonaws.com/efa; no node has it",
     )
+    of_a_thousand = replace(COMPLETE, nodes=[gpu_node("gpu-0", **{"vpc.amazonaws.com/efa": "1k"})])
+    assert check(of_a_thousand, "RDMA", asked).state == "ok"
     one = replace(COMPLETE, nodes=[gpu_node("gpu-0")])
     assert "RDMA" not in [each.check for each in run_checks(one, None)]
 

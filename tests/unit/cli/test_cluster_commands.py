@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from megatron_operator.cli.completion import proposals
 from megatron_operator.cli.main import cli
 
 RECIPE: dict[str, Any] = {
@@ -57,7 +58,7 @@ FAKE_KUBECTL = """#!/bin/sh
 echo "$@" >> {folder}/calls
 for word in "$@"; do
     case $word in
-        logs) echo "a line of the log"; exit 0 ;;
+        logs) echo "a line of the log"; [ -e {folder}/no-log ] && exit 1; exit 0 ;;
         pytorchjobs*) cat {folder}/job; exit 0 ;;
         pods|events) cat {folder}/$word; exit 0 ;;
         megatronrecipes*) cat {folder}/recipe && exit 0
@@ -201,6 +202,23 @@ def test_logs_prints_the_log_of_the_pod_that_failed_first(kubectl: FakeKubectl) 
 def test_logs_options_select_other_logs(words: tuple[str, ...], call: str, kubectl: FakeKubectl) -> None:
     assert megatron("logs", "run", *words).exit_code == 0
     assert kubectl.calls()[-1] == call
+
+
+@pytest.mark.usefixtures("kubectl")
+@pytest.mark.parametrize("words", [(), ("--all",)])
+def test_logs_that_kubectl_cannot_print_are_an_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "no-log").touch()
+    assert megatron("logs", "run", *words).exit_code == 2
+
+
+def test_names_of_runs_are_proposed_from_the_namespace_and_cluster_of_the_words_before(
+    kubectl: FakeKubectl,
+) -> None:
+    kubectl.answer(recipe={"items": [RECIPE]})
+    words = ["status", "-n", "research", "--context", "east"]
+    assert list(proposals(cli, words, "r")) == ["run", ":4"]
+    [call] = kubectl.calls()
+    assert call.startswith("--namespace=research --context=east get ")
 
 
 @pytest.mark.usefixtures("kubectl")

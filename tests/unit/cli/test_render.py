@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from megatron_operator.api import yaml_documents
 from megatron_operator.cli.main import cli
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-8b.yaml"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLE = EXAMPLES / "llama3-8b.yaml"
 PROFILE = {"hardware": "h100-sxm", "perNode": 8}
 
 
@@ -22,11 +24,13 @@ def platform(tmp_path: Path, content: object) -> str:
     return str(path)
 
 
-def test_json_is_one_list_that_kubectl_reads() -> None:
-    rendered = json.loads(megatron("render", "-f", str(EXAMPLE), "-o", "json").stdout)
+@pytest.mark.parametrize("example", ["llama3-8b.yaml", "mixtral-8x7b.yaml", "qwen3-8b-elastic.yaml"])
+def test_json_is_one_list_and_yaml_is_read_by_kubectl_as_the_same_objects(example: str) -> None:
+    words = ["render", "-f", str(EXAMPLES / example)]
+    rendered = json.loads(megatron(*words, "-o", "json").stdout)
     assert (rendered["apiVersion"], rendered["kind"]) == ("v1", "List")
-    in_yaml = yaml.safe_load_all(megatron("render", "-f", str(EXAMPLE)).stdout)
-    assert rendered["items"] == list(in_yaml)
+    # Numbers without a dot, such as the argument 3e-05, are texts to PyYAML and numbers to kubectl.
+    assert rendered["items"] == yaml_documents.load_all(megatron(*words).stdout)
 
 
 def test_objects_without_a_known_uid_have_no_owner() -> None:
@@ -48,6 +52,20 @@ def test_a_recipe_may_name_the_hardware_of_a_profile(tmp_path: Path, kind: str) 
     file = platform(tmp_path, {"image": "trainer:1", "accelerators": {"hopper": PROFILE}})
     done = megatron("plan", "-f", str(EXAMPLE), "--platform", file, "--accelerator", kind, "-o", "json")
     assert json.loads(done.stdout)["runnable"], done.output
+
+
+@pytest.mark.parametrize(("command", "recipes"), [("validate", 2), ("diff", 1), ("plan", 1)])
+def test_a_platform_on_standard_input_is_that_of_every_plan(
+    command: str, recipes: int, tmp_path: Path
+) -> None:
+    recipe = yaml_documents.load(EXAMPLE.read_text())
+    file = tmp_path / "recipes.yaml"
+    named = [recipe | {"metadata": {"name": f"run-{number}"}} for number in range(recipes)]
+    file.write_text("---\n".join(map(yaml_documents.dump, named)))
+    on = platform(tmp_path, {"image": "trainer:1", "accelerators": {"h100": PROFILE}})
+    words = [command, "-f", str(file), "--platform"]
+    piped = CliRunner().invoke(cli, [*words, "-"], input=Path(on).read_text(), catch_exceptions=False)
+    assert (piped.exit_code, piped.stdout) == (0, megatron(*words, on).stdout)
 
 
 def test_hardware_that_several_profiles_have_is_refused_unless_one_is_the_default(tmp_path: Path) -> None:

@@ -293,6 +293,19 @@ def test_json_names_the_files() -> None:
         ({"name": "DB_PASS", "value": "k3y"}, {"name": "DB_PASS", "value": REDACTED}),
         ({"passwords": ["k3y"], "tokens": 1}, {"passwords": [REDACTED], "tokens": 1}),
         ("exec --token-file /run/token", "exec --token-file /run/token"),
+        (
+            {"name": "OTEL_EXPORTER_OTLP_HEADERS", "value": "authorization=Bearer k3y,team=nlp"},
+            {"name": "OTEL_EXPORTER_OTLP_HEADERS", "value": f"authorization={REDACTED}"},
+        ),
+        ({"name": "AZURE_STORAGE_KEY", "value": "k3y"}, {"name": "AZURE_STORAGE_KEY", "value": REDACTED}),
+        (
+            "DefaultEndpointsProtocol=https;AccountKey=k3y",
+            f"DefaultEndpointsProtocol=https;AccountKey={REDACTED}",
+        ),
+        ({"name": "MYSQL_PWD", "value": "k3y"}, {"name": "MYSQL_PWD", "value": REDACTED}),
+        ({"name": "APP_SECRETS", "value": "k3y"}, {"name": "APP_SECRETS", "value": REDACTED}),
+        ({"name": "PWD", "value": "/workspace"}, {"name": "PWD", "value": "/workspace"}),
+        ({"imagePullSecrets": [{"name": "mine"}]}, {"imagePullSecrets": [{"name": "mine"}]}),
     ],
 )
 def test_credentials_are_replaced_wherever_they_are(value: Any, expected: Any) -> None:

@@ -82,6 +82,14 @@ def test_replace_merges_maps_and_removes_what_is_none() -> None:
 
 
 @pytest.mark.parametrize(
+    "removed", [{"env": {"A": None}}, {"recovery": {"elastic": None}}, {"megatron_args": {"adam-eps": None}}]
+)
+def test_replace_removes_a_field_of_a_section_that_the_recipe_does_not_have(removed: dict[str, Any]) -> None:
+    recipe = Recipe("llama3-8b", count=8, data=MOCK)
+    assert recipe.replace(**removed).to_dict() == recipe.to_dict()
+
+
+@pytest.mark.parametrize(
     ("arguments", "field", "part", "fix"),
     [
         ({"count": 0}, "spec.accelerator.count", "0", "set at least 1"),

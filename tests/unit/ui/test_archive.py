@@ -225,6 +225,19 @@ async def test_beyond_its_size_the_runs_that_were_deleted_longest_ago_are_droppe
     assert rows(path, "SELECT count(*) FROM phases WHERE uid NOT IN (SELECT uid FROM runs)") == [(0,)]
 
 
+async def test_of_runs_that_exist_those_go_first_that_changed_longest_ago(path: Path) -> None:
+    archive = Archive(path, CLUSTER, 64 << 20, Clock())
+    for name in ("z-old", "a-new"):
+        archive.observe(training_run(name))
+        await archive.flush()
+    for name in ("a-new", "z-old"):  # a list of all recipes
+        archive.observe(training_run(name))
+    await archive.flush()
+    assert archive_writes.drop_one(archive._file.database)
+    archive.close()
+    assert rows(path, "SELECT name FROM runs") == [("a-new",)]
+
+
 async def test_on_a_full_disk_the_oldest_runs_make_room(path: Path) -> None:
     archive = Archive(path, CLUSTER, 64 << 20, Clock())
     for number in range(20):

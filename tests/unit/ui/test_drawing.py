@@ -69,6 +69,7 @@ def test_charts_of_the_same_iterations_have_the_same_axis() -> None:
 def test_numbers_are_short() -> None:
     found = [short(each) for each in (0, 2.3456, 283_398, 1.2e6, 3e-4)]
     assert found == ["0", "2.35", "283k", "1.2M", "3.0e-04"]
+    assert [short(each) for each in (999_600, 999.6e6, -999_600, 999)] == ["1M", "1G", "-1M", "999"]
     assert short(0.4312, percent=True) == "43.1%"
 
 
