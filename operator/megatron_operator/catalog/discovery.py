@@ -4,7 +4,7 @@ Labels read: `nvidia.com/gpu.product` and `nvidia.com/gpu.count` (GPU feature di
 `node.kubernetes.io/instance-type`, and the topology labels of AWS, Google Cloud and NVIDIA's GPU operator.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -121,14 +121,21 @@ def _filled(profile: AcceleratorProfile | None, members: list[_Member]) -> Accel
     labels = dict(next(iter(selectors))) if len(selectors) == 1 else {}
     keys = [key for key in TOPOLOGY if all(key in node for _, _, node in members)]
     if profile is None:
-        return AcceleratorProfile(
-            per_node=min(count for _, count, _ in members), node_labels=labels, topology=keys
-        )
+        return AcceleratorProfile(per_node=_usual_count(members), node_labels=labels, topology=keys)
     added: dict[str, object] = {}
     if not profile.node_labels:
         added["node_labels"] = labels
     if not profile.topology:
         added["topology"] = keys
     if "per_node" not in profile.model_fields_set:
-        added["per_node"] = min(count for _, count, _ in members)
+        added["per_node"] = _usual_count(members)
     return profile.model_copy(update=added)
+
+
+def _usual_count(members: list[_Member]) -> int:
+    """The most frequent number of accelerators of a node, the larger on a tie.
+
+    A node that has lost one keeps the others at their size: pods of a whole node do not fit on it anyway.
+    """
+    nodes = Counter(count for _, count, _ in members)
+    return max(nodes, key=lambda count: (nodes[count], count))

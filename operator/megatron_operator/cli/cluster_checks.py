@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from megatron_operator.api import quantity
 from megatron_operator.api.labels import GROUP, PLURAL
 from megatron_operator.api.platform import CpuJobs, PlatformConfig
-from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
+from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS, with_nodes
 from megatron_operator.cli.cluster_objects import ClusterObjects, Finding, Object, crd_names, unreadable
 from megatron_operator.cli.gang_checks import gang_scheduling
 from megatron_operator.cli.job_needs import NEEDS, available, chosen_backend
@@ -130,6 +130,7 @@ def accelerators(objects: ClusterObjects, platform: PlatformConfig | None) -> It
     if not profiles:
         yield _allocatable("accelerators", "nvidia.com/gpu", objects.nodes)
         yield from _products([n for n in objects.nodes if _amount(n, "nvidia.com/gpu")])
+    yield from _smaller_nodes(objects.nodes, platform)
 
 
 def cpu_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
@@ -287,6 +288,21 @@ def _allocatable(check: str, resource: str, nodes: Iterable[Object]) -> Finding:
     out = ", ".join(n["metadata"]["name"] for n in having if n not in usable)
     message += f"; not ready or cordoned: {out:.200}"
     return Finding(check, "warning" if usable else "missing", message, "see kubectl get nodes")
+
+
+def _smaller_nodes(nodes: list[Object], platform: PlatformConfig | None) -> Iterator[Finding]:
+    """Nodes with fewer accelerators than the pods of a whole node of their kind request."""
+    discovered = with_nodes(platform or PlatformConfig(), map(_labels, nodes))
+    for name, profile in discovered.accelerators.items():
+        resource, labels = profile.resource_name, profile.node_labels.items()
+        if resource is None or not labels:  # Without labels the nodes may be of several kinds.
+            continue
+        amounts = {n["metadata"]["name"]: _amount(n, resource) for n in nodes if labels <= _labels(n).items()}
+        smaller = [f"{node} ({has})" for node, has in amounts.items() if 0 < has < profile.per_node]
+        if smaller:
+            message = f"fewer than the {profile.per_node} {resource} of a node: {', '.join(smaller):.200}"
+            fix = "repair them: pods of whole nodes do not fit there; or give them a profile with perNode"
+            yield Finding(f"accelerators {name}", "warning", message, fix)
 
 
 def _products(nodes: list[Object]) -> Iterator[Finding]:

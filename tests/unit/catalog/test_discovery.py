@@ -1,8 +1,17 @@
 """Node labels fill in what the platform file leaves out, and never override it."""
 
 import pytest
+from megatron_operator import catalog
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.catalog.discovery import INSTANCE_TYPES, PRODUCTS, with_nodes
+from megatron_operator.lifecycle.desired import (
+    Config,
+    can_continue_with,
+    desired_state,
+    planning_input,
+)
+from megatron_operator.lifecycle.elastic import possible_counts
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.planner.estimate import hardware
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
@@ -50,6 +59,37 @@ def test_a_topology_key_counts_only_when_every_node_has_it() -> None:
     assert with_nodes(PlatformConfig(), [near, far]).accelerators["h100-sxm"].topology == [
         "topology.kubernetes.io/zone"
     ]
+
+
+@pytest.mark.parametrize("counts", ["887", "878", "87"])
+@pytest.mark.parametrize(
+    "file", [{}, {"h100-sxm": AcceleratorProfile(topology=["rack"])}], ids=["none", "profile"]
+)
+def test_a_node_that_has_lost_an_accelerator_does_not_change_the_size_of_the_others(
+    counts: str, file: dict[str, AcceleratorProfile]
+) -> None:
+    nodes = [{**H100, "nvidia.com/gpu.count": count} for count in counts]
+    assert with_nodes(PlatformConfig(accelerators=file), nodes).accelerators["h100-sxm"].per_node == 8
+
+
+def test_an_elastic_run_of_two_nodes_shrinks_when_one_comes_back_with_an_accelerator_less() -> None:
+    def config(*counts: str) -> Config:
+        nodes = [{**H100, "nvidia.com/gpu.count": count} for count in counts]
+        return Config(with_nodes(PlatformConfig(image="trainer"), nodes), catalog.load())
+
+    spec = {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 16},
+        "data": {"mockData": True},
+        "recovery": {"elastic": {"minCount": 8}},
+    }
+    metadata = {"name": "run", "namespace": "research", "uid": "run", "generation": 1}
+    status = StatusBuilder.of({"metadata": metadata, "spec": spec}, 0.0)
+    status.set(plan=desired_state(status, config("8", "8", "8")).plan)
+    damaged = config("8", "8", "7")
+    (smaller,) = possible_counts(8, requested=16, min_count=8, per_node=8)
+    assert smaller == 8
+    assert can_continue_with(status, desired_state(planning_input(status), damaged, smaller))
 
 
 def test_simulated_gpus_are_not_an_accelerator() -> None:

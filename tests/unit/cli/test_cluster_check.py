@@ -153,6 +153,25 @@ def test_nodes_that_take_no_pods_are_not_counted() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        None,
+        platform(accelerators={"h100-sxm": {}}),
+        platform(accelerators={"h100-sxm": {"perNode": 8}}),
+    ],
+    ids=["no-platform", "perNode-from-the-nodes", "perNode-of-the-profile"],
+)
+def test_a_node_with_fewer_accelerators_than_the_others_of_its_kind_is_a_warning_with_its_name(
+    file: PlatformConfig | None,
+) -> None:
+    nodes = [gpu_node("gpu-0"), gpu_node("gpu-1", **{"nvidia.com/gpu": "7"}), gpu_node("gpu-2")]
+    for node in nodes:
+        node["metadata"]["labels"]["nvidia.com/gpu.count"] = node["status"]["allocatable"]["nvidia.com/gpu"]
+    found = check(replace(COMPLETE, nodes=nodes), "accelerators h100-sxm", file)
+    assert (found.state, found.message) == ("warning", "fewer than the 8 nvidia.com/gpu of a node: gpu-1 (7)")
+
+
 def test_nodes_of_which_none_takes_jobs_without_accelerators_are_a_warning_with_the_field() -> None:
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
     tainted = replace(COMPLETE, nodes=[each | {"spec": {"taints": [taint]}} for each in COMPLETE.nodes or ()])
