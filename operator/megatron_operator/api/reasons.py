@@ -335,9 +335,9 @@ class Reason(StrEnum):
     DOMAIN_CHANGED = (
         "DomainChanged",
         "Event",
-        "Pods must share a topology domain (`requiredTopology`), theirs has had no room for all of them for "
-        "two minutes, and another one has: the job is re-created there and continues from the newest "
-        "checkpoint. It costs no restart of the budget.",
+        "Pods must share a topology domain (`requiredTopology`), theirs, or each that a job without placed "
+        "pods may use, has had no room for all of them for two minutes, and another one has: the job is "
+        "re-created there and continues from the newest checkpoint. It costs no restart of the budget.",
     )
     POD_DELETED_BY_FORCE = (
         "PodDeletedByForce",

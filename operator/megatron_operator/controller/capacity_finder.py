@@ -35,6 +35,7 @@ from megatron_operator.lifecycle.observation import Capacity, Elastic, ElasticCa
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.topology_domains import required_keys, too_small
+from megatron_operator.manifests import kueue
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.node_avoidance import avoiding, avoiding_domains
 
@@ -155,12 +156,12 @@ class CapacityFinder:
         """The job without the topology domains in which only some of its pods have room, if others have all.
 
         The scheduler places pods one by one, so the first pod of a gang decides on its domain. Pods of an
-        earlier job of the run count as gone. The job as it is where the pods need not share a domain, or
-        where nodes may not be read.
+        earlier job of the run count as gone. The job as it is where the pods need not share a domain, where
+        Kueue chooses it, later, or where nodes may not be read.
         """
         template = _template(job)
         keys = required_keys(template["spec"])
-        if not keys or not self._allowed:
+        if not keys or kueue.chooses_domain(template) or not self._allowed:
             return job
         cluster = await self._cluster.read()
         own = cluster.bound.get((run.namespace, run.name), ())
@@ -248,16 +249,21 @@ class CapacityFinder:
         fitting: Mapping[str, int],
         best: Mapping[str, int],
     ) -> bool:
-        """Whether all pods have room in another topology domain, but not in that of the pods that are placed.
+        """Whether all pods have room in a topology domain, but not in one that they can use in this job.
 
+        They can use that of the pods that are placed, or, while none is, those that the job does not avoid.
         `fitting`: number of pods that fit on each node, with the run's own counted as free; `best`: those of
         the domain with the most room.
         """
-        placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
-        own_domain = usable_by_gang(cluster, template, fitting, placed)
-        if not placed or sum(own_domain.values()) >= snapshot.size or sum(best.values()) < snapshot.size:
+        placed = snapshot.placed_on
+        if sum(best.values()) < snapshot.size:
             return False
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
+        of_job = _template(avoiding(snapshot.existing_job, status.recovery.nodes_avoided))
+        permitted = await asyncio.to_thread(fitting_pods, cluster, of_job, own)
+        usable = {name: count for name, count in fitting.items() if name in permitted}
+        if sum(usable_by_gang(cluster, template, usable, placed).values()) >= snapshot.size:
+            return False
         growing = self._growths.of_others(status.key, cluster, status.now)
         claimed = await asyncio.to_thread(
             claimed_by_others, cluster, template, best, own, status.now, growing

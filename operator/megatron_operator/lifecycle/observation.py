@@ -193,7 +193,7 @@ class Capacity:
     """None: not known, or no node of the run announces maintenance."""
     in_another_domain: bool = False
     """Whether all pods have room in a topology domain that they must share, but not in that of the pods that
-    are placed."""
+    are placed or, while none is, in one that the job does not avoid."""
 
 
 @dataclass(frozen=True)

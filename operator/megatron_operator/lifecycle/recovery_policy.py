@@ -217,8 +217,8 @@ def _without_capacity(observation: Observation) -> Decision | None:
         if waited < DOMAIN_PATIENCE:
             return Wait("pods wait for capacity of their topology domain", DOMAIN_PATIENCE - waited)
         return ChangeDomain(
-            f"the topology domain of its pods has had no room for all {observation.size} for {waited:.0f} s, "
-            "and another has"
+            f"no topology domain that its pods can use has had room for all {observation.size} for "
+            f"{waited:.0f} s, and another has"
         )
     later: list[float] = []
     if observation.releasable:

@@ -32,6 +32,11 @@ def annotations(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
     return {PREFERRED_TOPOLOGY: topology[0]} if topology else {}
 
 
+def chooses_domain(template: Manifest) -> bool:
+    """Whether Kueue, once it admits a job with this pod template, chooses the domain that its pods share."""
+    return REQUIRED_TOPOLOGY in ((template.get("metadata") or {}).get("annotations") or {})
+
+
 def set_priority_class(job: Manifest, resolved: ResolvedRecipe) -> None:
     """Label the job of a queued run with its WorkloadPriorityClass.
 

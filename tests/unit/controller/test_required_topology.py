@@ -12,8 +12,11 @@ from megatron_operator.controller.api_resources import NODES, Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.observation import Limits
+from megatron_operator.lifecycle.recovery_observation import observe
+from megatron_operator.lifecycle.recovery_policy import DOMAIN_PATIENCE, ChangeDomain, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+from megatron_operator.manifests.kueue import REQUIRED_TOPOLOGY
 from megatron_operator.manifests.node_avoidance import avoiding_domains
 
 from tests.unit.controller.test_growing_runs import GPU, LIMITS, NOW, SPEC, AnyCount, ShrunkRun, pod
@@ -140,10 +143,30 @@ async def test_a_run_that_waits_for_its_rack_has_room_in_another_that_has_it_for
     assert await in_another_domain(Racks(racks, bound="a")) == expected
 
 
-async def test_a_run_without_a_place_or_with_a_queue_has_no_other_rack() -> None:
-    racks: dict[str, str | None] = {"a": "r1", "c": "r2", "d": "r2"}
-    assert not await in_another_domain(Racks(racks), bound="")
-    assert not await in_another_domain(Racks(racks, bound="a"), **{"kueue.x-k8s.io/queue-name": "team"})
+async def test_a_run_in_a_queue_has_no_other_rack() -> None:
+    racks = Racks({"a": "r1", "c": "r2", "d": "r2"}, bound="a")
+    assert not await in_another_domain(racks, **{"kueue.x-k8s.io/queue-name": "team"})
+
+
+@pytest.mark.parametrize(
+    ("racks", "expected"),
+    [
+        ({"a": "r1", "c": "r2", "d": "r2"}, True),
+        ({"a": "r1", "b": "r1", "c": "r2", "d": "r2"}, False),
+        ({"a": "r1", "c": "r2"}, False),
+    ],
+    ids=["only-the-avoided-one-has-room", "another-has-too", "none-has-room-for-all"],
+)
+async def test_a_run_without_a_place_has_another_rack_where_its_job_avoids_the_only_one_with_room(
+    racks: dict[str, str | None], expected: bool
+) -> None:
+    assert await in_another_domain(Racks(racks), bound="") == expected
+
+
+async def test_an_avoided_rack_for_which_another_run_waits_has_no_room() -> None:
+    racks = Racks({"a": "r1", "c": "r2", "d": "r2"})
+    racks.waiting = [waiting_pod("two")]
+    assert not await in_another_domain(racks, bound="")
 
 
 async def test_a_rack_for_which_another_run_waits_has_no_room() -> None:
@@ -198,6 +221,31 @@ def test_a_job_that_is_created_again_avoids_the_rack_that_its_former_pods_leave(
     assert avoided_racks(asyncio.run(finder(former).without_small_domains(RUN, job(2)))) == [
         {"key": RACK, "operator": "NotIn", "values": ["r1"]}
     ]
+
+
+async def test_a_job_that_waits_for_a_rack_is_created_again_for_one_that_it_avoids_and_that_became_free() -> (
+    None
+):
+    made: Any = await finder(Racks({"a": "r1", "b": "r2", "c": "r2"})).without_small_domains(RUN, job(2))
+    assert [each["values"] for each in avoided_racks(made)] == [["r1"]]
+    run = ShrunkRun("one", "a", finder(Racks({"a": "r1", "d": "r1"})))
+    run.status.set_recovery(elastic=None, waiting_since=timestamp(NOW - DOMAIN_PATIENCE))
+    waiting = [waiting_pod("one") for _ in range(2)]
+    for rank, each in enumerate(waiting):
+        each["metadata"] |= {"name": f"one-{rank}", "uid": f"waits-{rank}"}
+    run.snapshot = RunSnapshot(NOW, made, tuple(waiting))
+    found = await run.finder.find(run.status, run.snapshot, LIMITS, Maintenance())
+    assert isinstance(decide(observe(run.status, run.snapshot, LIMITS, found)), ChangeDomain)
+    again = await run.finder.without_small_domains(RUN, job(2))
+    assert avoided_racks(again) == []
+
+
+def test_a_job_for_which_kueue_chooses_the_rack_avoids_none() -> None:
+    queued = job(2)
+    for replica in queued["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"] = {**replica["template"], "metadata": {"annotations": {REQUIRED_TOPOLOGY: RACK}}}
+    racks = Racks({"a": "r1", "b": "r2", "c": "r2"})
+    assert avoided_racks(asyncio.run(finder(racks).without_small_domains(RUN, queued))) == []
 
 
 def test_a_job_whose_pods_need_no_common_rack_avoids_none() -> None:

@@ -161,7 +161,7 @@ def test_a_run_whose_domain_lacks_room_moves_to_another_after_a_while_and_does_n
     assert isinstance(decision, Wait)
     assert decision.seconds == 1
     assert decide(replace(soon, waiting_since=NOW - 120)) == ChangeDomain(
-        "the topology domain of its pods has had no room for all 2 for 120 s, and another has"
+        "no topology domain that its pods can use has had room for all 2 for 120 s, and another has"
     )
 
 
