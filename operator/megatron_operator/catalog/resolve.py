@@ -357,6 +357,8 @@ def _checkpoint(
     elif volume.claim_name is None:
         if volume.size is None:
             found.origin("checkpoint.volume.size", "platform")
+        if volume.storage_class_name is None and defaults.storage_class_name is not None:
+            found.origin("checkpoint.volume.storageClassName", "platform")
         filled = {
             "size": volume.size or defaults.size,
             "storage_class_name": volume.storage_class_name or defaults.storage_class_name,

@@ -209,7 +209,7 @@ class Children:
                 return ending_claim(metadata["name"])
         if (obstacle := claim_obstacle(status, desired.manifests, existing)) is not None:
             return obstacle
-        if (changes := claim_changes(existing, claim, status.uid)) is not None:
+        if (changes := claim_changes(existing, desired.manifests, claim, status.uid)) is not None:
             await self._api.merge(CLAIMS, existing, changes)
         return None
 

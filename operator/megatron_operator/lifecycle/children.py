@@ -206,20 +206,22 @@ def claim_obstacle(status: StatusBuilder, manifests: Manifests, existing: Object
     return found
 
 
-def claim_changes(existing: Object, claim: Object, uid: str) -> Object | None:
+def claim_changes(existing: Object, manifests: Manifests, claim: Object, uid: str) -> Object | None:
     """The merge patch that makes a claim of the recipe with this UID what it should be; None where it is.
 
-    A claim's access mode is immutable, and one for several nodes serves a single node too. Owners that
-    somebody else added stay.
+    It keeps its size and storage class where the recipe sets none: the platform's are those of new claims,
+    and the class is immutable. So is the access mode, and one for several nodes serves a single node too.
+    Owners that somebody else added stay.
     """
-    if content_hash(existing) == content_hash(claim):
+    wanted = manifests.existing_claims[existing["metadata"]["name"]]
+    if content_hash(existing) in (content_hash(claim), content_hash(wanted)):
         return None
-    spec, metadata = claim["spec"], claim["metadata"]
+    spec, metadata = wanted["spec"], wanted["metadata"]
     modes = existing.get("spec", {}).get("accessModes") or []
     if "ReadWriteMany" in modes:
         spec = spec | {"accessModes": modes}
-    wanted = metadata.get("ownerReferences") or []
+    own = metadata.get("ownerReferences") or []
     owners = existing["metadata"].get("ownerReferences") or []
     others = [owner for owner in owners if owner.get("uid") != uid]
-    changed = {"annotations": metadata["annotations"], "ownerReferences": [*others, *wanted] or None}
+    changed = {"annotations": metadata["annotations"], "ownerReferences": [*others, *own] or None}
     return {"metadata": changed, "spec": spec}

@@ -34,6 +34,8 @@ class Manifests:
 
     claims: tuple[Manifest, ...]
     """Claims that the operator creates."""
+    existing_claims: dict[str, Manifest]
+    """Name of such a claim -> what it is to be where it exists: without the platform's size and class."""
     expected_claims: tuple[str, ...]
     """Claims that the user names and that must exist."""
     checkpoint_claim: str
@@ -114,6 +116,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     kueue.set_priority_class(final, resolved)
     return Manifests(
         claims=claims.created,
+        existing_claims=claims.existing,
         expected_claims=claims.expected,
         checkpoint_claim=claims.checkpoint,
         import_job=convert.import_job(owner, resolved, claims),

@@ -1,7 +1,8 @@
 """PersistentVolumeClaims and volumes: checkpoints, data, /dev/shm, /tmp."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
 
@@ -20,6 +21,8 @@ class Storage:
     """None for mock data, which needs no volume."""
     created: tuple[Manifest, ...]
     """Claims that the operator creates."""
+    existing: dict[str, Manifest]
+    """Name of such a claim -> what it is to be where it exists: without the platform's size and class."""
     expected: tuple[str, ...]
     """Claims that the user names and that must exist."""
     local_limit: str | None
@@ -55,22 +58,23 @@ class Storage:
 
 def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
     """The claims of a run. Raises InvalidRecipeError if a volume has neither claimName nor size."""
-    created: list[Manifest] = []
+    created: list[tuple[Manifest, Manifest]] = []
     expected: list[str] = []
     checkpoint = resolved.checkpoint
     volume = checkpoint.volume or VolumeSpec()
-    checkpoint_claim = _claim(
-        owner, "checkpoints", volume, nodes, created, expected, owned=not checkpoint.retain_on_delete
-    )
+    owned = not checkpoint.retain_on_delete
+    checkpoint_claim = _claim(owner, resolved, "checkpoint", volume, nodes, created, expected, owned=owned)
     data_claim = None
     if resolved.data.volume is not None or resolved.data.prepare is not None:
         workers = (resolved.data.prepare and resolved.data.prepare.workers) or 1
         data = resolved.data.volume or VolumeSpec()
         if data.claim_name is None and (errors := list(_new_volume_errors(resolved))):
             raise InvalidRecipeError(errors)
-        data_claim = _claim(owner, "data", data, max(nodes, workers), created, expected, owned=True)
+        data_claim = _claim(owner, resolved, "data", data, max(nodes, workers), created, expected, owned=True)
     local = checkpoint.local.size_limit if checkpoint.local else None
-    return Storage(checkpoint_claim, data_claim, tuple(created), tuple(expected), local)
+    claims = tuple(claim for claim, _ in created)
+    existing = {claim["metadata"]["name"]: named for claim, named in created}
+    return Storage(checkpoint_claim, data_claim, claims, existing, tuple(expected), local)
 
 
 def _new_volume_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
@@ -101,31 +105,35 @@ def _new_volume_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
 
 def _claim(
     owner: Owner,
-    purpose: str,
+    resolved: ResolvedRecipe,
+    section: Literal["checkpoint", "data"],
     volume: VolumeSpec,
     nodes: int,
-    created: list[Manifest],
+    created: list[tuple[Manifest, Manifest]],
     expected: list[str],
     *,
     owned: bool,
 ) -> str:
+    """Name of the claim of a section's volume, which is added to `created` or `expected`."""
     if volume.claim_name is not None:
         expected.append(volume.claim_name)
         return volume.claim_name
-    field = "spec.checkpoint.volume" if purpose == "checkpoints" else "spec.data.volume"
+    field = f"{section}.volume"
     if volume.size is None:
         raise InvalidRecipeError(
-            [FieldError(field, "has neither claimName nor size", "set claimName or size")]
+            [FieldError(f"spec.{field}", "has neither claimName nor size", "set claimName or size")]
         )
-    name = f"{owner.object_name}-{purpose}"
-    spec: Manifest = {
-        "accessModes": [volume.access_mode or ("ReadWriteMany" if nodes > 1 else "ReadWriteOnce")],
-        "resources": {"requests": {"storage": volume.size}},
-    }
+    name = f"{owner.object_name}-{'checkpoints' if section == 'checkpoint' else section}"
+    modes = [volume.access_mode or ("ReadWriteMany" if nodes > 1 else "ReadWriteOnce")]
+    settings: Manifest = {"size": {"resources": {"requests": {"storage": volume.size}}}}
     if volume.storage_class_name is not None:
-        spec["storageClassName"] = volume.storage_class_name
-    created.append(
-        with_hash(
+        settings["storageClassName"] = {"storageClassName": volume.storage_class_name}
+
+    def claim(leaves: Iterable[str]) -> Manifest:
+        spec: Manifest = {"accessModes": modes}
+        for leaf in leaves:
+            spec |= settings[leaf]
+        return with_hash(
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
@@ -133,5 +141,8 @@ def _claim(
                 "spec": spec,
             }
         )
-    )
+
+    by_recipe = resolved.is_set_by_user(field)
+    named = [leaf for leaf in settings if by_recipe and resolved.is_set_by_user(f"{field}.{leaf}")]
+    created.append((claim(settings), claim(named)))
     return name

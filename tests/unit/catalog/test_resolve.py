@@ -251,6 +251,13 @@ def test_the_platform_fills_in_unset_fields(resolve: Resolve) -> None:
     assert resolved.origins["checkpoint.volume"] == "platform"
 
 
+def test_the_settings_of_a_volume_that_the_recipe_sets_are_its_own(resolve: Resolve) -> None:
+    for volume, other in (({"size": "1Ti"}, "storageClassName"), ({"storageClassName": "own"}, "size")):
+        resolved = resolve(recipe="small-1", checkpoint={"volume": volume})
+        assert not resolved.is_set_by_user(f"checkpoint.volume.{other}")
+        assert all(resolved.is_set_by_user(f"checkpoint.volume.{leaf}") for leaf in volume)
+
+
 def test_an_existing_checkpoint_claim_gets_no_size_or_class(resolve: Resolve) -> None:
     volume = resolve(recipe="small-1", checkpoint={"volume": {"claimName": "mine"}}).checkpoint.volume
     assert volume is not None
