@@ -119,6 +119,14 @@ def test_a_quota_on_claims_is_reported(world: World) -> None:
     assert "exceeded quota: limit, requested: persistentvolumeclaims=1" in message
 
 
+def test_the_job_of_a_run_whose_token_uses_up_a_quota_is_replaced(world: World) -> None:
+    world.apply("run")
+    before = world.train("run", 60, checkpoint=50)
+    create_quota(world, "count/secrets", "1")
+    world.edit("run", env={"NCCL_DEBUG": "INFO"})
+    world.wait_for("run", pods=2, without=[*before.pod_uids, before.job_uid], observed=True)
+
+
 def test_a_quota_that_lets_a_preparation_have_no_pod_is_reported_until_it_is_raised(world: World) -> None:
     create_quota(world, "pods", "0")
     world.apply("run", data=PREPARED)

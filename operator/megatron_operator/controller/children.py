@@ -40,7 +40,7 @@ from megatron_operator.lifecycle.children import (
     policy_obstacle,
     recorded_kind,
 )
-from megatron_operator.lifecycle.desired import DesiredState, has_begun
+from megatron_operator.lifecycle.desired import DesiredState, has_begun, has_had_job
 from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_starting
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
@@ -81,14 +81,35 @@ async def create(api: ApiClient, resource: Resource, body: Object) -> Object | N
         return None
 
 
+def _exceeds_quota(error: ApiError) -> bool:
+    """Whether a ResourceQuota is used up. It is checked before whether the object exists already."""
+    return error.refused and "exceeded quota" in error.message
+
+
+async def create_or_get(api: ApiClient, resource: Resource, body: Object) -> Object | None:
+    """The created object, or the one of its name that exists; None where that has just been deleted.
+
+    A quota refuses also an object that exists, so a refusal is raised only where there is none.
+    """
+    metadata, refusal = body["metadata"], None
+    try:
+        if (created := await create(api, resource, body)) is not None:
+            return created
+    except ApiError as error:
+        if not error.refused:
+            raise
+        refusal = error
+    existing = await api.get(resource, metadata["namespace"], metadata["name"])
+    if existing is None and refusal is not None:
+        raise refusal
+    return existing
+
+
 async def ensure_network_policy(
     api: ApiClient, status: StatusBuilder, policy: Object | None
 ) -> Obstacle | None:
     """Create the run's NetworkPolicy where the platform wants one, or change it to what it should be."""
-    if policy is None or await create(api, NETWORK_POLICIES, policy) is not None:
-        return None
-    existing = await api.get(NETWORK_POLICIES, status.key.namespace, policy["metadata"]["name"])
-    if existing is None:
+    if policy is None or (existing := await create_or_get(api, NETWORK_POLICIES, policy)) is None:
         return None
     if (obstacle := policy_obstacle(status, existing)) is not None:
         return obstacle
@@ -136,8 +157,7 @@ class Children:
             except ApiError as error:
                 if not error.refused:
                     raise
-                quota = "exceeded quota" in error.message
-                reason = Reason.QUOTA_EXCEEDED if quota else Reason.VOLUME_CLAIM_REFUSED
+                reason = Reason.QUOTA_EXCEEDED if _exceeds_quota(error) else Reason.VOLUME_CLAIM_REFUSED
                 obstacle = Obstacle(reason, error.message, LATER)
             if obstacle is not None:
                 return set_obstacle(status, obstacle, running=running)
@@ -192,21 +212,8 @@ class Children:
         existing = None
         if not self._first_runs.is_first(status.key):
             existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
-        if existing is None:
-            refusal = None
-            try:
-                if await create(self._api, CLAIMS, claim) is not None:
-                    return None
-            except ApiError as error:
-                # A quota refuses also a claim that exists.
-                if not error.refused:
-                    raise
-                refusal = error
-            existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
-            if existing is None and refusal is not None:
-                raise refusal
-            if existing is None:
-                return ending_claim(metadata["name"])
+        if existing is None and (existing := await create_or_get(self._api, CLAIMS, claim)) is None:
+            return ending_claim(metadata["name"])
         if (obstacle := claim_obstacle(status, desired.manifests, existing)) is not None:
             return obstacle
         if (changes := claim_changes(existing, desired.manifests, claim, status.uid)) is not None:
@@ -220,7 +227,12 @@ class Children:
         """
         namespace, name = status.key
         token = secrets.token_hex(TOKEN_BYTES)
-        await create(self._api, SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
+        try:
+            await create(self._api, SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
+        except ApiError as error:
+            # A quota refuses also the Secret that the run's earlier jobs had.
+            if not (_exceeds_quota(error) and has_had_job(status)):
+                raise
 
     async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | Requeue:
         """Create the training job; a Requeue when the API server rejects it, or something is in its way.

@@ -183,6 +183,11 @@ def has_begun(status: StatusBuilder) -> bool:
     return status.checkpoint.iteration is not None or bool(status.progress.iteration)
 
 
+def has_had_job(status: StatusBuilder) -> bool:
+    """Whether the recipe with this UID has had a training job: its contract outlives the job."""
+    return status.checkpoint.contract is not None or has_begun(status)
+
+
 def contract_of(job: dict[str, Any]) -> dict[str, str] | None:
     """The checkpoint contract that a job was created with; None where it has none that can be read.
 

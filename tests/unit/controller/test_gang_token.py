@@ -12,6 +12,8 @@ from megatron_operator.controller.api_resources import SECRETS, Resource
 
 from tests.unit.controller.simulated_run import Run
 
+EXCEEDED = "secrets is forbidden: exceeded quota"
+
 
 @pytest.fixture
 def run() -> Iterator[Run]:
@@ -60,17 +62,45 @@ def test_the_token_is_in_no_status_event_or_log(run: Run, caplog: pytest.LogCapt
     assert secret not in reported
 
 
-def test_a_refused_secret_is_reported_and_the_job_is_not_created(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_secrets(run: Run, monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    """The API server refuses Secrets, also one that exists: only then would it find that out."""
     create = run.api.create
 
     async def refuse(resource: Resource, body: Any) -> Any:
         if resource is SECRETS:
-            raise ApiError(403, "Forbidden", "secrets is forbidden: exceeded quota")
+            raise ApiError(403, "Forbidden", message)
         return await create(resource, body)
 
     monkeypatch.setattr(run.api, "create", refuse)
+
+
+def test_a_refused_secret_is_reported_and_the_job_is_not_created(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_secrets(run, monkeypatch, EXCEEDED)
     run.until(lambda: run.condition("Running").get("reason") == "JobRefused")
-    assert run.condition("Running")["message"] == "secrets is forbidden: exceeded quota"
+    assert run.condition("Running")["message"] == EXCEEDED
     assert run.api.job() is None
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["that has trained", "that has not begun"])
+def test_the_job_of_a_run_is_replaced_with_its_token_while_a_quota_refuses_new_secrets(
+    run: Run, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    run.until(run.trains if begun else lambda: "contract" in run.status.get("checkpoint", {}))
+    before, job = token(run), run.api.job()
+    assert bool(run.status.get("progress", {}).get("iteration")) == begun
+    refuse_secrets(run, monkeypatch, EXCEEDED)
+    run.edit(env={"NCCL_DEBUG": "INFO"})
+    run.until(lambda: run.api.job() not in (None, job) and run.trains())
+    assert token(run) == before
+
+
+def test_a_secret_that_an_admission_policy_refuses_is_reported_for_a_run_that_has_trained(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.until(run.trains)
+    refuse_secrets(run, monkeypatch, "admission policy denied the request")
+    run.edit(env={"NCCL_DEBUG": "INFO"})
+    run.until(lambda: run.condition("Running")["reason"] == "JobRefused")
+    assert run.condition("Running")["message"] == "admission policy denied the request"

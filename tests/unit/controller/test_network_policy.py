@@ -116,3 +116,21 @@ def test_the_next_job_has_the_policy_of_the_platform_as_it_is_then(
     run.until(lambda: run.api.network_policies[POLICY]["spec"] != before["spec"])
     peers = run.api.network_policies[POLICY]["spec"]["ingress"][1]["from"]
     assert [peer["namespaceSelector"]["matchExpressions"][0]["values"] for peer in peers][1] == ["monitoring"]
+
+
+def test_the_next_job_has_the_policy_that_exists_while_a_quota_refuses_new_ones(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server checks quotas before it finds that the policy exists."""
+    run.until(run.trains)
+    before, job, create = deepcopy(run.api.network_policies), run.api.job(), run.api.create
+
+    async def refuse(resource: Resource, body: Any) -> Any:
+        if resource is NETWORK_POLICIES:
+            raise ApiError(403, "Forbidden", "networkpolicies is forbidden: exceeded quota")
+        return await create(resource, body)
+
+    monkeypatch.setattr(run.api, "create", refuse)
+    run.edit(env={"NCCL_DEBUG": "INFO"})
+    run.until(lambda: run.api.job() not in (None, job) and run.trains())
+    assert run.api.network_policies == before
