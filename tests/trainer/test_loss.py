@@ -4,6 +4,8 @@ from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_phases_i
 
 SECOND = 2 * SAVE_INTERVAL
 BAD = SECOND + 3
+EVALUATED = SECOND + 4
+NAN = "Unexpected result nan (message='found NaN in local forward loss calculation')"
 
 
 def save_synchronously(run: Gang) -> None:
@@ -51,3 +53,37 @@ def test_a_recurring_crash_ends_the_run_with_67_and_the_cause(pod: Gang) -> None
         "rank 2: RuntimeError: sample 7 cannot be read; failed 3 times, starting from iteration "
         f"{SECOND} and iteration {SAVE_INTERVAL}; onRepeat is fail"
     )
+
+
+def run_with_nan_in_evaluations(pod: Gang) -> str:
+    """Run to exit code 67. Returns the termination message."""
+    save_synchronously(pod)
+    pod.flags += ["--eval-iters", "1", "--eval-interval", str(EVALUATED)]
+    pod.inject({"what": "nan-in-evaluation"})
+    pod.start()
+    assert pod.wait() == [67], pod.log()[-3000:]
+    return str(pod.termination(0)["message"])
+
+
+def test_a_nan_that_an_evaluation_finds_ends_the_run_after_two_retries(pod: Gang) -> None:
+    message = run_with_nan_in_evaluations(pod)
+    assert [each["resumedFrom"] for each in pod.incidents()] == [SECOND, SAVE_INTERVAL]
+    assert f"evaluation after iteration {EVALUATED}: {NAN}; failed 3 times" in message
+    assert message.endswith("onRepeat is fail")
+
+
+def test_an_iteration_whose_evaluation_finds_a_nan_is_skipped_but_not_the_last_one(pod: Gang) -> None:
+    pod.environment["MEGATRON_LOSS_ON_REPEAT"] = "skip"
+    message = run_with_nan_in_evaluations(pod)
+    assert [each["resumedFrom"] for each in pod.incidents()] == [SECOND, SAVE_INTERVAL, SAVE_INTERVAL]
+    assert f"evaluation after iteration {TRAIN_ITERS}: {NAN}; failed 4 times" in message
+    assert message.endswith("the last iteration cannot be skipped")
+    assert TRAIN_ITERS in pod.losses()
+
+
+def test_a_nan_in_the_output_of_the_model_ends_the_run_with_the_iteration_of_its_step(pod: Gang) -> None:
+    save_synchronously(pod)
+    pod.inject({"what": "nan-output", "at": BAD})
+    pod.start()
+    assert pod.wait() == [67], pod.log()[-3000:]
+    assert f"iteration {BAD}: {NAN}; failed 3 times" in str(pod.termination(0)["message"])

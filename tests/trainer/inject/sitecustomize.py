@@ -2,7 +2,8 @@
 
 TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forward pass of iteration `at` of
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
-`raise`, `loop` (endlessly, in Python), `leave` (exit code 0). `hold` has all ranks complete their checkpoints
+`nan-output` (of its model; `nan-in-evaluation` in evaluations alone), `raise`, `loop` (endlessly, in Python),
+`leave` (exit code 0). `hold` has all ranks complete their checkpoints
 and wait before iteration `at` until the file "until" exists. A `slow-save` and a `slow-evaluation` take
 SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
 LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor. `shift-samples` has a rank read
@@ -104,6 +105,9 @@ def disturb_gpt(gpt: Any) -> None:
 
     def disturbed_loss(mask: Any, output: Any) -> Any:
         iteration = gpt.get_args().curr_iteration + 1
+        evaluates = not output.requires_grad
+        if due("nan-output", iteration) or (evaluates and due("nan-in-evaluation", iteration)):
+            output = output * float("nan")
         loss, tokens, reported = compute_loss(mask, output)
         factor = float("nan") if due("nan", iteration) else 100.0 if due("spike", iteration) else 1.0
         if factor != 1.0:

@@ -34,7 +34,7 @@ from megatron_trainer.worker.failures import (
     RankError,
     classify,
     classify_early_exit,
-    classify_in_step,
+    classify_in_loop,
     describe,
 )
 
@@ -69,7 +69,7 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
     except Exception as error:
         if hooks.building and isinstance(error, FLAG_REJECTIONS) and not is_temporary(error):
             raise _refused(error) from error
-        raise classify_in_step(error, hooks.stepping) from error
+        raise classify_in_loop(error, hooks.iteration, hooks.stepping) from error
     finally:
         hooks.close()
     if hooks.iteration < config.train.train_iters:

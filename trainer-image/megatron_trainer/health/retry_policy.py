@@ -52,19 +52,24 @@ def plan_restart(
     run. `on_repeat`: fail or skip.
     """
     _drop_malformed(memory)
-    newest = checkpoints[0] if checkpoints else None
+    failed = None if report is None else report.failed_iteration
+    # What the evaluation after the last save finds bad is in that checkpoint too.
+    earlier = [each for each in checkpoints if failed is None or each < failed]
+    newest = earlier[0] if earlier else None
     episode = memory.get("episode")
-    if episode and (newest or 0) >= episode["last"]:
+    if episode and newest is not None and newest >= episode["last"]:
         memory["episode"] = episode = None
     if report is not None and report.unreadable is not None:
         return _retry_unreadable(memory, report.unreadable, report.cause, checkpoints)
     if newest is not None and newest > max(map(int, memory.get("unreadable", {})), default=newest):
         del memory["unreadable"]
-    if report is None or report.failed_iteration is None:
+    if report is None or failed is None:
         return _resume(memory, newest)
+    if checkpoints and newest is None:
+        return _end_run(f"{report.cause}; there is no checkpoint of an earlier iteration")
     episode = memory["episode"] = _updated_episode(episode, report, newest)
     if episode["tries"] == 1:
-        return _resume(memory, newest, why="the newest checkpoint again")
+        return _resume(memory, newest, checkpoints, "the newest checkpoint again")
     older = next((each for each in checkpoints if each < episode["starts"][0]), None)
     if episode["tries"] == 2 and older is not None:
         episode["starts"].append(older)

@@ -202,10 +202,11 @@ class GangAgent(RankGroup):
         if self._generation_is_over():
             return _Restart(f"{ending.message}, in an earlier generation")
         if ending.code == ExitCode.LOSS_NOT_FINITE:
-            return _Restart(ending.message, report)
+            # The retry policy counts those of which the iteration is known.
+            known = report.failed_iteration is not None
+            return _Restart(ending.message, report) if known else self._use_restart(ending, report)
         if not ending.code.retryable:
-            self._gang.end_run(ending)
-            raise RunEndedError(ending)
+            self._end_run(ending)
         return self._use_restart(ending, report)
 
     def _use_restart(self, ending: Ending, report: FailureReport | None) -> _Restart:
@@ -218,7 +219,10 @@ class GangAgent(RankGroup):
         limit = self._worker_group.spec.max_restarts
         if self._restarts > limit:
             message = f"{ending.message}; all {limit} rank restarts without a new checkpoint are used"
-            self._end_pod(Ending(ending.code, message, ending.rank), report)
+            last = Ending(ending.code, message, ending.rank)
+            if not last.code.retryable:
+                self._end_run(last)
+            self._end_pod(last, report)
         return _Restart(
             f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)", report
         )
@@ -228,6 +232,11 @@ class GangAgent(RankGroup):
         if self._restarts and newest is not None and newest > (self._checkpoint_at_start or 0):
             self._restarts = 0
             self._status.set(rank_restarts=0)
+
+    def _end_run(self, ending: Ending) -> NoReturn:
+        """End all pods with `ending`."""
+        self._gang.end_run(ending)
+        raise RunEndedError(ending)
 
     def _end_pod(self, ending: Ending, report: FailureReport | None) -> NoReturn:
         """End this pod so that it is replaced.

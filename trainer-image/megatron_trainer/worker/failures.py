@@ -1,6 +1,7 @@
 """Classifies what ends a rank: exceptions and Megatron's early exits become a RankError with an exit code."""
 
 import contextlib
+import re
 import traceback
 
 from megatron.training import get_args
@@ -103,16 +104,24 @@ def classify(error: BaseException) -> RankError:
     return RankError(ExitCode.WORKER_DIED, f"{type(error).__name__}: {text}")
 
 
-def classify_in_step(error: Exception, stepping: int | None) -> RankError:
-    """Classify an error raised while the step of iteration `stepping` ran: there it may recur.
+def classify_in_loop(error: Exception, iteration: int, stepping: int | None) -> RankError:
+    """Classify an error raised after `iteration`, in the step of iteration `stepping` or between two steps.
 
-    An error of the device, of its libraries or of a volume names no iteration: an older checkpoint would not
-    help.
+    An error in a step may recur there, but an error of the device, of its libraries or of a volume names no
+    iteration: an older checkpoint would not help. A loss that is not finite always names one. Between two
+    steps an evaluation found it, and the weights are those of the iteration before.
     """
     failure = classify(error)
-    recurs = classify_error(str(failure)).source is ErrorSource.OTHER and not is_temporary_in_step(error)
-    if recurs and failure.code in (ExitCode.WORKER_DIED, ExitCode.LOSS_NOT_FINITE):
-        failure.iteration = stepping
+    if failure.code == ExitCode.LOSS_NOT_FINITE:
+        found = f"evaluation after iteration {iteration}" if stepping is None else f"iteration {stepping}"
+        # Megatron names the iteration after it.
+        failure = RankError(
+            failure.code, re.sub(r"iteration \d+(?=: Unexpected result)", found, str(failure))
+        )
+        failure.iteration = iteration if stepping is None else stepping
+    elif failure.code == ExitCode.WORKER_DIED and not is_temporary_in_step(error):
+        recurs = classify_error(str(failure)).source is ErrorSource.OTHER
+        failure.iteration = stepping if recurs else None
     return failure
 
 

@@ -35,7 +35,7 @@ from megatron_trainer.worker.failures import (
     RankError,
     classify,
     classify_early_exit,
-    classify_in_step,
+    classify_in_loop,
     flags_refused,
 )
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
@@ -70,7 +70,7 @@ def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
     except Exception as error:
         if hooks.building and isinstance(error, FLAG_REJECTIONS) and not is_temporary(error):
             raise flags_refused(error) from error
-        raise classify_in_step(error, hooks.stepping) from error
+        raise classify_in_loop(error, hooks.iteration, hooks.stepping) from error
     finally:
         hooks.close()
     reporter.send("finished", iteration=hooks.iteration)

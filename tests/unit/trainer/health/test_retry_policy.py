@@ -98,6 +98,26 @@ def test_the_last_iteration_is_not_skipped() -> None:
     assert "the last iteration cannot be skipped" in verdict.message
 
 
+def test_a_failure_that_the_checkpoint_of_its_iteration_has_is_retried_from_earlier_ones() -> None:
+    """As of an evaluation after the last save."""
+    memory: dict[str, Any] = {}
+    first = restart(memory, spike(100), [100, 96, 88], "skip")
+    assert (first.start, first.discard) == (96, (100,))
+    second = restart(memory, spike(100), [100, 96, 88], "skip")
+    assert (second.start, second.discard) == (88, (100, 96))
+    verdict = restart(memory, spike(100), [100, 96, 88], "skip").verdict
+    assert verdict is not None
+    assert "failed 3 times" in verdict.message
+
+
+def test_the_only_checkpoint_is_not_discarded() -> None:
+    verdict = restart({}, spike(100), [100]).verdict
+    assert verdict is not None
+    assert (
+        verdict.message == "lm loss is nan at iteration 100; there is no checkpoint of an earlier iteration"
+    )
+
+
 def unreadable(iteration: int) -> FailureReport:
     cause = f"rank 3: checkpoint of iteration {iteration} cannot be loaded: EOFError: Ran out of input"
     return FailureReport(FailureKind.RANK, cause, 1, 3, unreadable=iteration)

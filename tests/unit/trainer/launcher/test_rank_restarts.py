@@ -52,6 +52,25 @@ def test_without_a_newer_checkpoint_the_pod_ends_after_its_last_restart() -> Non
         agent._use_restart(Ending(ExitCode.WORKER_DIED, "out of memory"), None)
 
 
+def test_a_bad_loss_of_an_unknown_iteration_uses_a_restart_and_then_ends_all_pods() -> None:
+    agent = agent_started_from(12, newest=12)
+    verdicts: list[Ending] = []
+    agent._gang = SimpleNamespace(node_rank=0, end_run=verdicts.append)
+    agent._hangs = SimpleNamespace(is_reported_soon=False)
+    agent._generation_is_over = lambda: False
+    failures: Any = {2: SimpleNamespace(exitcode=int(ExitCode.LOSS_NOT_FINITE))}
+    result = RunResult(WorkerState.FAILED, failures=failures)
+    ending = Ending(ExitCode.LOSS_NOT_FINITE, "rank 2 exited with code 67", 2)
+    agent._classify_settled = lambda _: (ending, result)
+    agent._restarts = LIMIT - 1
+    restart = agent._check_ranks(result)
+    assert restart.why == "rank 2 exited with code 67 (restart 3 of 3 without a new checkpoint)"
+    with pytest.raises(RunEndedError) as ended:
+        agent._check_ranks(result)
+    assert verdicts == [ended.value.ending]
+    assert ended.value.ending.code == ExitCode.LOSS_NOT_FINITE
+
+
 def cannot_read() -> int:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 

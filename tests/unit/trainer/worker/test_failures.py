@@ -29,17 +29,36 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
     ],
 )
 def test_an_error_of_the_device_in_a_step_names_no_iteration(text: str) -> None:
-    from megatron_trainer.worker.failures import classify_in_step
+    from megatron_trainer.worker.failures import classify_in_loop
 
-    failure = classify_in_step(RuntimeError(text), stepping=7)
+    failure = classify_in_loop(RuntimeError(text), 6, stepping=7)
     assert (failure.code, failure.iteration) == (ExitCode.WORKER_DIED, None)
 
 
 def test_an_error_of_the_program_in_a_step_names_its_iteration() -> None:
-    from megatron_trainer.worker.failures import classify_in_step
+    from megatron_trainer.worker.failures import classify_in_loop
 
-    failure = classify_in_step(RuntimeError("sample 7 cannot be read"), stepping=7)
+    failure = classify_in_loop(RuntimeError("sample 7 cannot be read"), 6, stepping=7)
     assert (failure.iteration, failure.evidence) == (7, None)
+
+
+NAN = "Unexpected result nan (message='found NaN in local forward loss calculation')"
+
+
+@pytest.mark.parametrize(
+    ("stepping", "iteration", "found"),
+    [(7, 7, "iteration 7"), (None, 6, "evaluation after iteration 6")],
+    ids=["in a step", "in an evaluation"],
+)
+def test_a_loss_that_is_not_finite_names_the_iteration_of_its_weights(
+    stepping: int | None, iteration: int, found: str
+) -> None:
+    from megatron_trainer.worker.failures import classify_in_loop
+
+    error = RuntimeError(f"Rank 0, node nccl-test, device 0, iteration 8: {NAN}")
+    failure = classify_in_loop(error, 6, stepping)
+    assert (failure.code, failure.iteration) == (ExitCode.LOSS_NOT_FINITE, iteration)
+    assert str(failure) == f"Rank 0, node nccl-test, device 0, {found}: {NAN}"
 
 
 def raised_reading(read: Callable[[], object]) -> Exception:
@@ -88,7 +107,7 @@ def fail_while_handled(code: int) -> None:
 
 @pytest.mark.forks
 def test_an_error_of_the_volume_in_a_step_names_no_iteration() -> None:
-    from megatron_trainer.worker.failures import classify_in_step
+    from megatron_trainer.worker.failures import classify_in_loop
 
     errors = [
         OSError(errno.EIO, os.strerror(errno.EIO)),
@@ -97,13 +116,13 @@ def test_an_error_of_the_volume_in_a_step_names_no_iteration() -> None:
         raised_as_killed(signal.SIGBUS),
     ]
     for error in errors:
-        failure = classify_in_step(error, stepping=205)
+        failure = classify_in_loop(error, 204, stepping=205)
         assert (failure.code, failure.iteration) == (ExitCode.WORKER_DIED, None)
 
 
 @pytest.mark.forks
 def test_a_sample_that_is_missing_or_wrong_names_its_iteration() -> None:
-    from megatron_trainer.worker.failures import classify_in_step
+    from megatron_trainer.worker.failures import classify_in_loop
 
     errors = [
         FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)),
@@ -112,14 +131,14 @@ def test_a_sample_that_is_missing_or_wrong_names_its_iteration() -> None:
         raised_as_killed(signal.SIGSEGV),
     ]
     for error in errors:
-        assert classify_in_step(error, stepping=205).iteration == 205
+        assert classify_in_loop(error, 204, stepping=205).iteration == 205
 
 
 def test_a_network_error_of_nccl_is_a_lost_peer() -> None:
-    from megatron_trainer.worker.failures import classify_in_step
+    from megatron_trainer.worker.failures import classify_in_loop
 
     for text in ("unhandled system error", "remote process exited or there was a network error"):
-        failure = classify_in_step(RuntimeError(f"NCCL error: {text}"), stepping=7)
+        failure = classify_in_loop(RuntimeError(f"NCCL error: {text}"), 6, stepping=7)
         assert (failure.code, failure.iteration, failure.evidence) == (ExitCode.PEER_LOST, None, None)
 
 
