@@ -124,6 +124,8 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
       --use-persistent-ckpt-worker, with --async-save: Megatron drops --async-save without it.
       --async-strategy mcore, with --async-save: Megatron's own writer. That of NVRx, its default, is not
         watched here, and Megatron would wait for a dead one.
+      --rerun-mode disabled: on a NaN Megatron would end all pods and ask for another GPU, to find out whether
+        this one is faulty, before the retry policy sees a failure.
 
     Raises FlagError as `read` does, for another --async-strategy, and for what Megatron FSDP cannot save or
     load.
@@ -144,6 +146,8 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             added += ["--data-cache-path", str(flags.save / DATA_CACHE)]
     if not given & {"--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"}:
         added.append("--override-opt-param-scheduler")
+    if "--rerun-mode" not in given:
+        added += ["--rerun-mode", "disabled"]
     if "--async-save" in given:
         if "--use-persistent-ckpt-worker" not in given:
             added.append("--use-persistent-ckpt-worker")

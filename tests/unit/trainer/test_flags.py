@@ -18,13 +18,18 @@ def test_an_invalid_number_is_refused_with_the_name_of_the_flag() -> None:
 
 def test_a_run_with_save_resumes_from_there_and_saves_on_sigterm() -> None:
     complete, added = flags.complete(["--save", "/c"])
-    assert added == ["--load", "/c", "--exit-signal-handler", "--override-opt-param-scheduler"]
+    assert added[:4] == ["--load", "/c", "--exit-signal-handler", "--override-opt-param-scheduler"]
     assert complete == ["--save", "/c", *added]
 
 
 def test_given_flags_are_not_added_again() -> None:
     given = ["--save", "/c", "--load", "/d", "--exit-signal-handler", "--use-checkpoint-opt-param-scheduler"]
+    given.append("--rerun-mode=validate_results")
     assert flags.complete(given) == (given, [])
+
+
+def test_megatron_leaves_a_nan_to_the_retry_policy() -> None:
+    assert flags.complete([])[1][-2:] == ["--rerun-mode", "disabled"]
 
 
 def test_the_index_of_real_data_is_stored_beside_the_checkpoints() -> None:

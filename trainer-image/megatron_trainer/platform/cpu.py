@@ -21,12 +21,6 @@ REQUIRED: dict[str, tuple[str, str]] = {
     "--no-persist-layer-norm": ("", "the fused kernel needs Apex"),
 }
 
-# Added unless the flag is given, with any value.
-DEFAULTS: dict[str, str] = {
-    # On a NaN Megatron would ask for another GPU, to find out whether this one is faulty.
-    "--rerun-mode": "disabled",
-}
-
 # Megatron FSDP scales gradients in the reduction itself, which only NCCL can.
 _UNSCALED_SUMS = "--no-gradient-reduce-div-fusion"
 
@@ -97,9 +91,6 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             refusals.append(f"{flag} {found}: {why}; set it to {value} or leave it out")
     if MEGATRON_FSDP in given and _UNSCALED_SUMS not in given:
         added.append(_UNSCALED_SUMS)
-    for flag, value in DEFAULTS.items():
-        if flag not in given:
-            added += [flag, value]
     if refusals:
         raise UnsupportedError("not supported on the cpu platform: " + "; ".join(refusals))
     return [*argv, *added], added

@@ -199,9 +199,11 @@ def _is_load(frame: traceback.FrameSummary) -> bool:
 def classify_early_exit(code: object, iteration: int) -> RankError:
     """Classify Megatron's sys.exit out of its loop; 0 stands for a signal, a time limit or an interval."""
     if code == FAILED_ON_RESULT_VALIDATION:
-        return RankError(
+        failure = RankError(
             ExitCode.LOSS_NOT_FINITE, f"a result of iteration {iteration + 1} failed validation twice"
         )
+        failure.iteration = iteration + 1
+        return failure
     if code == RESUME_ELSEWHERE:
         return RankError(
             RESUME_ELSEWHERE,

@@ -61,6 +61,13 @@ def test_a_loss_that_is_not_finite_names_the_iteration_of_its_weights(
     assert str(failure) == f"Rank 0, node nccl-test, device 0, {found}: {NAN}"
 
 
+def test_a_result_that_megatron_rejects_on_another_gpu_too_names_its_iteration() -> None:
+    from megatron_trainer.worker.failures import FAILED_ON_RESULT_VALIDATION, classify_early_exit
+
+    failure = classify_early_exit(FAILED_ON_RESULT_VALIDATION, 6)
+    assert (failure.code, failure.iteration) == (ExitCode.LOSS_NOT_FINITE, 7)
+
+
 def raised_reading(read: Callable[[], object]) -> Exception:
     """The error that a rank gets of a sample which a process of its data loader could not read."""
     from torch._utils import ExceptionWrapper
