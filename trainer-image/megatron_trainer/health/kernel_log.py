@@ -11,7 +11,8 @@ from megatron_contract.hardware import evidence_in_kernel_log
 from megatron_trainer.termination import Ending
 
 _RECORD_BYTES = 8192
-_MAX_RECORDS = 4096
+# More than the largest log has: of a node with many cores it is a few MiB.
+_MAX_RECORDS = 1 << 16
 
 
 class KernelLog:
@@ -37,11 +38,17 @@ class KernelLog:
 
     def _read_new(self) -> str:
         parts = []
-        with contextlib.suppress(OSError):
-            for _ in range(_MAX_RECORDS if self._file is not None else 0):
-                assert self._file is not None
+        for _ in range(_MAX_RECORDS if self._file is not None else 0):
+            assert self._file is not None
+            try:
                 # One record of the log at a time; EAGAIN when there are no more.
-                if not (part := os.read(self._file, _RECORD_BYTES)):
-                    break
-                parts.append(part.decode(errors="replace"))
+                part = os.read(self._file, _RECORD_BYTES)
+            except BrokenPipeError:
+                # Records were overwritten before they were read. The oldest that is left follows.
+                continue
+            except OSError:
+                break
+            if not part:
+                break
+            parts.append(part.decode(errors="replace"))
         return "".join(parts)

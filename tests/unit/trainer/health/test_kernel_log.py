@@ -1,5 +1,6 @@
 """Xids in the kernel log explain the death of a rank."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_a_lost_peer_is_not_explained_by_the_own_kernel_log(path: Path) -> None:
     log_line(path, XID.format(code=79))
     lost = Ending(ExitCode.PEER_LOST, "Connection closed by peer", 0)
     assert log.explain(lost) == lost
+
+
+def test_an_xid_is_found_although_older_records_were_overwritten(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = KernelLog(path)
+    log_line(path, XID.format(code=79))
+    read, overwritten = os.read, [BrokenPipeError()]
+
+    def read_record(file: int, size: int) -> bytes:
+        if overwritten:
+            raise overwritten.pop()
+        return read(file, size)
+
+    monkeypatch.setattr(os, "read", read_record)
+    assert log.explain(KILLED).evidence == Evidence.DEVICE_LOST
 
 
 def test_a_kernel_log_that_cannot_be_read_explains_nothing(tmp_path: Path) -> None:
