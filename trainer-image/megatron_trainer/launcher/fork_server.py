@@ -110,7 +110,7 @@ class ForkServer:
         self._stderr.clear()
         self._send({"do": "start", "environments": {str(key): env for key, env in environments.items()}})
         self._pids = {int(key): pid for key, pid in self._await("started")["pids"].items()}
-        return self._pids
+        return self.pids
 
     @property
     def pids(self) -> dict[int, int]:
@@ -122,12 +122,14 @@ class ForkServer:
         return self._stderr.get(key, "")
 
     def stop(self) -> None:
-        """Kill all children and everything that they started, and wait until they are gone.
+        """Kill all children and everything that they started, wait until they are gone, and forget them.
 
         Raises ForkServerLostError if one of them cannot be killed: its driver or volume does not respond.
         """
         self._send({"do": "stop"})
         self._await("stopped", time.monotonic() + _STOP_SECONDS)
+        for known in (self._exited, self._stderr, self._pids):
+            known.clear()
 
     def signal(self, number: int) -> None:
         """Send a signal to the children, not to what they started. Raises ForkServerLostError."""

@@ -131,6 +131,13 @@ def test_exits_of_an_earlier_start_are_dropped(fork_server: ForkServer) -> None:
     assert exits(fork_server, 1) == {0: 2}
 
 
+def test_exits_before_a_stop_are_dropped(fork_server: ForkServer) -> None:
+    fork_server.start({0: {"EXIT": "143"}})
+    exits(fork_server, 1)
+    fork_server.stop()
+    assert (fork_server.exited(0), fork_server.pids, fork_server.last_stderr(0)) == ({}, {}, "")
+
+
 def test_the_helpers_of_a_crashed_rank_are_killed(fork_server: ForkServer, tmp_path: Path) -> None:
     fork_server.start({0: {"PID_FILE": str(tmp_path / "helper"), "CRASH": "1"}})
     assert exits(fork_server, 1) == {0: -signal.SIGKILL}
@@ -161,7 +168,6 @@ def test_stop_kills_a_rank_that_does_not_lead_its_session_yet(
     wait_for(lambda: reached.exists() or None)
     fork_server.stop()
     assert not psutil.pid_exists(pids[0])
-    assert fork_server.exited(0) == {0: -signal.SIGKILL}
     fork_server.close()
 
 
