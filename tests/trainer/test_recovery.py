@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.trainer.gang import (
+    DEADLINE_SECONDS,
     SAVE_INTERVAL,
     TRAIN_ITERS,
     Gang,
@@ -60,6 +61,29 @@ def test_a_checkpoint_has_the_state_of_its_iteration_when_it_is_written_late(
     (incident,) = pod.incidents()
     assert incident["resumedFrom"] == SAVE_INTERVAL
     assert_same_training(pod, undisturbed)
+
+
+def lose_network(run: Gang, rank: int) -> None:
+    """Start a run whose rank cannot reach the others, in any generation, although no process ends."""
+    run.environment["MEGATRON_MAX_RANK_RESTARTS"] = "1"
+    run.inject({"what": "lose-network", "rank": rank, "at": 2})
+    run.start()
+
+
+def test_a_network_error_in_every_start_ends_the_pod_after_its_restarts(pod: Gang) -> None:
+    lose_network(pod, 3)
+    assert pod.wait() == [138], pod.log()[-3000:]
+    cause = "rank 3: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error"
+    assert pod.termination(0)["message"] == f"{cause}; all 1 rank restarts without a new checkpoint are used"
+    (incident,) = pod.incidents()
+    assert (incident["kind"], incident["rank"]) == ("rank", 3)
+
+
+def test_a_network_error_of_which_no_pod_knows_more_ends_node_0_after_its_restarts(gang: Gang) -> None:
+    lose_network(gang, 3)
+    assert gang.pods[0].wait(timeout=DEADLINE_SECONDS) == 138, gang.log()[-3000:]
+    assert gang.termination(0)["message"].endswith("all 1 rank restarts without a new checkpoint are used")
+    assert gang.pods[1].poll() is None, "a healthy pod waits for the replacement"
 
 
 def test_every_pod_serves_progress_metrics_and_health(gang: Gang) -> None:

@@ -2,8 +2,8 @@
 
 TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forward pass of iteration `at` of
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
-`nan-output` (of its model; `nan-in-evaluation` in evaluations alone), `raise`, `loop` (endlessly, in Python),
-`leave` (exit code 0). `hold` has all ranks complete their checkpoints
+`nan-output` (of its model; `nan-in-evaluation` in evaluations alone), `raise`, `lose-network` (NCCL's error),
+`loop` (endlessly, in Python), `leave` (exit code 0). `hold` has all ranks complete their checkpoints
 and wait before iteration `at` until the file "until" exists. A `slow-save` and a `slow-evaluation` take
 SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
 LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor. `shift-samples` has a rank read
@@ -118,6 +118,8 @@ def disturb_gpt(gpt: Any) -> None:
         iteration = getattr(gpt.get_args(), "curr_iteration", -1) + 1
         if due("raise", iteration):
             raise RuntimeError("sample 7 cannot be read")
+        if due("lose-network", iteration):
+            raise RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error")
         set_device_state(iteration)
         if due("abort", iteration):
             abort_by_device_error()

@@ -2,7 +2,8 @@
 
 It uses the types and phases of torch's agent (rendezvous, start, monitor, stop) with its own policy: a rank
 that dies anywhere stops all ranks at once, without waiting for a collective to time out; only the pod whose
-rank died first, or hung, uses one of its restarts; a failure that would recur ends the run in all pods.
+rank died first, or hung, uses one of its restarts, node 0 where ranks lost a peer and all pods are still
+there; a failure that would recur ends the run in all pods.
 """
 
 import contextlib
@@ -133,6 +134,8 @@ class GangAgent(RankGroup):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the ranks, after the preflight where the plan asks for it. None if the generation is over."""
         assert self._gang.plan is not None
+        if self._gang.unexplained is not None:
+            self._use_restart_of_node_0(self._gang.unexplained)
         if self._gang.plan.preflight and not self._passes_preflight():
             return {}
         return super()._start_workers(worker_group)
@@ -190,6 +193,9 @@ class GangAgent(RankGroup):
             # A rank may crash while it writes its stacks. It is the hang that restarts the ranks.
             return None
         ending, result = self._classify_settled(result)
+        if ending.code == ExitCode.PEER_LOST and self._gang.nodes == 1:
+            # No other pod has the peer.
+            ending = replace(ending, code=ExitCode.WORKER_DIED)
         report = failure_report(ending, self._status.failures(), self._gang.node_rank)
         if ending.evidence is not None:
             self._end_pod(ending, report)
@@ -226,6 +232,13 @@ class GangAgent(RankGroup):
         return _Restart(
             f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)", report
         )
+
+    def _use_restart_of_node_0(self, lost: FailureReport) -> None:
+        """Count a restart of this pod, node 0: ranks lost a peer, and no pod was replaced or reported why."""
+        ending = Ending(ExitCode.WORKER_DIED, lost.cause)
+        restart = self._use_restart(ending, replace(lost, node_rank=self._gang.node_rank))
+        self._log(restart.why)
+        self._status.set(rank_restarts=self._restarts)
 
     def _reset_restarts(self, newest: int | None) -> None:
         """Reset the count once the newest checkpoint is newer than the last start."""
@@ -267,7 +280,10 @@ class GangAgent(RankGroup):
         return self._device_errors.explain(self._kernel_log.explain(ending))
 
     def _classify_settled(self, result: RunResult) -> tuple[Ending, RunResult]:
-        """Classify the exits; a lost peer may be a rank of this pod that exits a moment later."""
+        """Classify the exits; a lost peer may be a rank of this pod that exits a moment later.
+
+        If all lose a peer, the first of them is the nearest to the cause.
+        """
         deadline = time.monotonic() + _OWN_RANKS_SECONDS
         ending = self._classify(result)
         while (
@@ -276,7 +292,9 @@ class GangAgent(RankGroup):
             and not self._generation_is_over()
         ):
             result = self._monitor_workers(self._worker_group)
-            ending = self._classify(result)
+            later = self._classify(result)
+            if later.code != ExitCode.PEER_LOST:
+                ending = later
         return ending, result
 
     def explain(self, error: ForkServerLostError) -> Ending:
@@ -301,7 +319,11 @@ class GangAgent(RankGroup):
             raise RunEndedError(state.verdict)
 
     def _await_peer_report(self, ending: Ending, report: FailureReport) -> _Restart:
-        """Wait for the pod of the lost peer, or its replacement, to report what happened."""
+        """Wait for the pod of the lost peer, or its replacement, to report what happened.
+
+        Whether a pod is lost is not known within seconds. Without a report node 0 counts a restart once all
+        pods have met again and none of them is new.
+        """
         self._stop()
         deadline = time.monotonic() + _PEER_REPORT_SECONDS
         while not self._generation_is_over():

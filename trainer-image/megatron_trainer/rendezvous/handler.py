@@ -55,6 +55,8 @@ class GangRendezvous(RendezvousHandler):
     completed: Callable[[FailureReport | None], Ending | None] = lambda _report: None
     generation: int = 0
     plan: GenerationPlan | None = None
+    unexplained: FailureReport | None = None
+    """On node 0: the loss of a peer after which the same pods met again, so that no pod was the peer."""
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     _started: int = 0
     _master: str | None = None
@@ -143,8 +145,11 @@ class GangRendezvous(RendezvousHandler):
                 self._master = self.store.get("member/0")
                 return GenerationPlan.loads(text)
             if self.node_rank == 0 and self.store.reached(key, self.nodes):
-                new = "new" in self.store.children(key).values()
-                plan = replace(self._prepare_plan(self.store.state(), new), master_port=_free_port())
+                new, state = "new" in self.store.children(key).values(), self.store.state()
+                plan = replace(self._prepare_plan(state, new), master_port=_free_port())
+                report = state.report
+                lost = report is not None and report.kind is FailureKind.POD and report.node_rank is None
+                self.unexplained = report if lost and not new else None
                 # Returned at once: another pod may already have started the generation after this one.
                 text = self.store.set_if_absent(f"plan/{self.generation}", plan.dumps())
                 self._master = self.incarnation

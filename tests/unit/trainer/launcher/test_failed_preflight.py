@@ -28,7 +28,7 @@ class MetAgainError(Exception):
 class Gang:
     """The gang as node 0 sees it: node 1 leaves in generation 1, its replacement is at fault in 2."""
 
-    node_rank, nodes = 0, 2
+    node_rank, nodes, unexplained = 0, 2, None
 
     def __init__(self) -> None:
         self.generation, self.plan = 0, GenerationPlan(None)

@@ -12,7 +12,9 @@ from megatron_contract.exit_codes import ExitCode
 pytest.importorskip("torch", reason="make setup-trainer")
 
 from megatron_trainer.launcher.agent import GangAgent
-from megatron_trainer.rendezvous.state import RunEndedError
+from megatron_trainer.launcher.rank_group import RankGroup
+from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.status import Status
 from megatron_trainer.termination import Ending
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -69,6 +71,30 @@ def test_a_bad_loss_of_an_unknown_iteration_uses_a_restart_and_then_ends_all_pod
         agent._check_ranks(result)
     assert verdicts == [ended.value.ending]
     assert ended.value.ending.code == ExitCode.LOSS_NOT_FINITE
+
+
+@pytest.fixture
+def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An agent of node 0 that has met the others and starts its ranks."""
+    monkeypatch.setattr(RankGroup, "_start_workers", lambda *_: {})
+    agent = agent_started_from(12, newest=12)
+    agent._restarts = LIMIT - 1
+    agent._log = lambda _: None
+    agent._gang = SimpleNamespace(plan=GenerationPlan(12), unexplained=None, node_rank=0)
+    return agent
+
+
+def test_a_lost_peer_of_which_no_pod_reported_uses_a_restart_of_node_0(at_the_start: Any) -> None:
+    at_the_start._gang.unexplained = FailureReport(FailureKind.POD, "rank 3: ncclSystemError")
+    at_the_start._start_workers(None)
+    assert at_the_start._restarts == at_the_start._status.report.rank_restarts == LIMIT
+    with pytest.raises(EndedError):
+        at_the_start._start_workers(None)
+
+
+def test_a_lost_peer_that_was_reported_or_replaced_uses_no_restart(at_the_start: Any) -> None:
+    at_the_start._start_workers(None)
+    assert at_the_start._restarts == LIMIT - 1
 
 
 def cannot_read() -> int:

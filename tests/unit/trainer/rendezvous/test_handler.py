@@ -20,6 +20,7 @@ from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.termination import Ending
 
 KILLED = FailureReport(FailureKind.RANK, "rank 2 was killed by SIGKILL", 1, 2, detected_at=1000.0)
+LOST_A_PEER = FailureReport(FailureKind.POD, "rank 0: ncclSystemError", detected_at=1000.0)
 
 
 def free_port() -> int:
@@ -141,6 +142,29 @@ def test_a_second_report_is_merged_until_the_pods_have_met(met: list[GangRendezv
     met[0].advance(FailureReport(FailureKind.HANG, "rank 1 is stopped", 0, 1))
     state = wait_for_state(met[1], lambda state: state.generation > 2)
     assert (state.generation, state.why) == (3, "rank 1 is stopped")
+
+
+def test_a_lost_peer_is_unexplained_when_the_same_pods_meet_again(met: list[GangRendezvous]) -> None:
+    assert met[0].unexplained is None
+    met[1].advance(LOST_A_PEER)
+    wait_for_state(met[0], lambda state: state.generation == 2)
+    Rendezvous(*met).join()
+    assert met[0].unexplained == LOST_A_PEER
+
+
+def test_a_lost_peer_is_explained_by_the_report_of_its_pod(met: list[GangRendezvous]) -> None:
+    met[1].advance(LOST_A_PEER)
+    met[1].advance(KILLED)
+    wait_for_state(met[0], lambda state: state.report is not None and state.report.rank == 2)
+    Rendezvous(*met).join()
+    assert met[0].unexplained is None
+
+
+def test_a_lost_peer_is_explained_by_a_new_pod(met: list[GangRendezvous], port: int) -> None:
+    met[1].store.disconnect()
+    met[0].advance(LOST_A_PEER)
+    Rendezvous(met[0], pod(port, 1)).join()
+    assert met[0].unexplained is None
 
 
 def test_a_replacement_pod_starts_a_new_generation(met: list[GangRendezvous], port: int) -> None:
