@@ -243,8 +243,19 @@ def _check_tokenizer_file(
 
 def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
     """Add an error for each setting that is missing, or that Megatron would refuse once it has the data."""
-    if data.get("mockData"):
-        return
+    if not data.get("mockData"):
+        _check_datasets(data, found)
+    # Random tokens are those of a tokenizer too: NullTokenizer, unless the recipe names one.
+    if not data.get("tokenizer", {}).get("tokenizerType"):
+        fix = "set it, for example HuggingFaceTokenizer with tokenizerModel: /data/tokenizer"
+        found.error("spec.data.tokenizer.tokenizerType", "is not set", fix)
+    elif data["tokenizer"]["tokenizerType"] in _OF_A_MODEL and not data["tokenizer"].get("tokenizerModel"):
+        message = f"is not set, and {data['tokenizer']['tokenizerType']} reads it"
+        fix = f"name its directory or file on the data volume, for example {DATA_DIR}/tokenizer"
+        found.error("spec.data.tokenizer.tokenizerModel", message, fix)
+
+
+def _check_datasets(data: Mapping[str, Any], found: Diagnostics) -> None:
     found.extend(split_errors(data.get("split", DEFAULT_SPLIT)))
     for number, entry in enumerate(data.get("blend") or ()):
         found.extend(_prefix_errors(entry["path"], f"spec.data.blend[{number}].path"))
@@ -254,13 +265,6 @@ def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
     elif not data.get("volume"):
         fix = "set data.volume.claimName, or data.volume.size to create a claim"
         found.error("spec.data.volume", "data.blend requires a volume with its datasets", fix)
-    if not data.get("tokenizer", {}).get("tokenizerType"):
-        fix = "set it, for example HuggingFaceTokenizer with tokenizerModel: /data/tokenizer"
-        found.error("spec.data.tokenizer.tokenizerType", "is not set", fix)
-    elif data["tokenizer"]["tokenizerType"] in _OF_A_MODEL and not data["tokenizer"].get("tokenizerModel"):
-        message = f"is not set, and {data['tokenizer']['tokenizerType']} reads it"
-        fix = f"name its directory or file on the data volume, for example {DATA_DIR}/tokenizer"
-        found.error("spec.data.tokenizer.tokenizerModel", message, fix)
 
 
 def _prefix_errors(path: str, field: str) -> Iterator[FieldError]:

@@ -101,6 +101,20 @@ def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
     assert tokenizer.wire() == {"tokenizerType": "NullTokenizer"}
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "leaf"),
+    [
+        ({"vocabFile": "/data/vocab.json"}, "tokenizerType"),
+        ({"tokenizerType": "HuggingFaceTokenizer"}, "tokenizerModel"),
+    ],
+)
+def test_an_incomplete_tokenizer_is_refused_with_mock_data_too(
+    tokenizer: dict[str, Any], leaf: str, refusal: Refusal
+) -> None:
+    refused = refusal(recipe="small-1", data={"mockData": True, "tokenizer": tokenizer})
+    assert list(refused) == [f"spec.data.tokenizer.{leaf}"]
+
+
 def test_a_tokenizer_that_needs_the_internet_has_a_note(resolve: Resolve) -> None:
     data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}]}
     notes = resolve(recipe="small-1", data=data).notes
