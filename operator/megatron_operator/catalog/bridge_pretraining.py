@@ -61,8 +61,7 @@ def complete_data(merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec
     """
     asked, init = merged["data"], spec.init or InitSpec()
     folder = init.folder_of_model
-    if "tokenizerModel" in (asked.get("tokenizer") or {}):
-        asked["tokenizer"].setdefault("tokenizerType", TOKENIZER)
+    data.complete_tokenizer(asked)
     if folder is not None and "tokenizer" not in asked and not asked.get("mockData"):
         asked["tokenizer"] = {"tokenizerType": TOKENIZER, "tokenizerModel": folder}
         found.origin("data.tokenizer", init.field_of_model)

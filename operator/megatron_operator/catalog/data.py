@@ -76,6 +76,12 @@ def take_tokenizer(data: dict[str, Any], spec: MegatronRecipeSpec, found: Diagno
     found.origin("data.tokenizer", IMPORTED_MODEL)
 
 
+def complete_tokenizer(data: Mapping[str, Any]) -> None:
+    """Set the type of a tokenizer of which the recipe names the model alone, instead of the catalog's."""
+    if "tokenizerModel" in (data.get("tokenizer") or {}):
+        data["tokenizer"].setdefault("tokenizerType", PREPARED_TOKENIZER["tokenizerType"])
+
+
 def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostics) -> None:
     """Fill in what `prepare` or `mockData` determine: blend, tokenizer, vocabulary.
 

@@ -170,6 +170,8 @@ def _merged(
     if entry is None or entry.engine == "megatron":
         found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
         data.take_tokenizer(merged["data"], spec, found)
+        if entry is not None:
+            data.complete_tokenizer(merged["data"])
     _complete(merged, entry, published, profile, found)
     gradients.complete_sums(merged, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.catalog import ResolvedRecipe
+from megatron_operator.catalog import Catalog, ResolvedRecipe
 
 Resolve = Callable[..., ResolvedRecipe]
 Refusal = Callable[..., dict[str, str]]
@@ -93,6 +93,26 @@ def test_a_tokenizer_without_its_model_is_refused(kind: str, refusal: Refusal) -
     data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": {"tokenizerType": kind}}
     refused = refusal(recipe="small-1", data=data)["spec.data.tokenizer.tokenizerModel"]
     assert f": is not set, and {kind} reads it; name its directory" in refused
+
+
+@pytest.mark.parametrize(
+    "data", [{"mockData": True}, {"volume": {"claimName": "c"}, "blend": [{"path": "a"}]}]
+)
+def test_a_model_of_a_tokenizer_alone_replaces_the_catalogs_tokenizer(
+    data: dict[str, Any], resolve: Resolve
+) -> None:
+    tokenizer = resolve(
+        recipe="small-1", data=data | {"tokenizer": {"tokenizerModel": "/data/own"}}
+    ).data.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.wire() == {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/own"}
+
+
+def test_a_tokenizer_without_its_type_is_refused_without_a_recipe(small: Catalog, refusal: Refusal) -> None:
+    entry = small.get("small-1")
+    own = {"model": entry.model.wire(), "training": entry.training.wire()}
+    refused = refusal(**own, data={"mockData": True, "tokenizer": {"tokenizerModel": "/data/own"}})
+    assert list(refused) == ["spec.data.tokenizer.tokenizerType"]
 
 
 def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
