@@ -80,12 +80,14 @@ def resolve_for_planning(
     Raises InvalidRecipeError, with all errors, when planning is not possible.
     """
     entry = _entry(spec, catalog, found)
+    is_unknown = entry is None and spec.recipe is not None
     spec, unknown_formats = with_formats(
         spec,
         fine_tunes=entry is not None and entry.fine_tunes,
         media=entry.media if entry else "",
     )
-    if unknown_formats:
+    # An unknown recipe leaves open what its sources are for.
+    if unknown_formats and not is_unknown:
         raise InvalidRecipeError([*found.errors, *unknown_formats])
     found.extend(hub.not_opened_errors(spec, platform))
     spec = hub.with_folder(spec)
@@ -101,7 +103,7 @@ def resolve_for_planning(
     tuned = catalog.tuned(entry.family) if entry is not None else []
     found.extend(fine_tuning.refused_settings(spec, entry))
     found.extend(frozen.refused_settings(spec, entry))
-    if entry is None and spec.recipe is not None:
+    if is_unknown:
         raise InvalidRecipeError(found.errors)
 
     published = CatalogLayers([("default", DEFAULTS)])

@@ -104,3 +104,11 @@ def test_a_suffix_that_no_format_reads_asks_for_no_format() -> None:
     assert [(error.field, error.fix) for error in errors] == [
         ("spec.data.sources[0].path", "decompress it, and name the .tar files")
     ]
+
+
+def test_an_unknown_recipe_is_not_also_refused_for_a_format_that_it_leaves_open() -> None:
+    spec = {"recipe": "llama3.1-8b-dpo", "accelerator": {"count": 8}}
+    spec["data"] = {"volume": {"claimName": "c"}, "sources": [{"path": "/data/c/*.jsonl"}]}
+    with pytest.raises(InvalidRecipeError) as refused:
+        admit("run", parse_spec(spec), default_platform(), load())
+    assert [error.field for error in refused.value.errors] == ["spec.recipe"]
