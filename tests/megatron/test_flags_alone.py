@@ -18,6 +18,12 @@ EXPERTS = {
     "accelerator": {"type": "h100-sxm", "count": 64},
     "data": {"mockData": True},
 }
+LATENT = {
+    "recipe": "deepseek-v2",
+    "accelerator": {"type": "h100-sxm", "count": 128},
+    "data": {"mockData": True},
+}
+FP32 = DENSE | {"training": {"bf16": False}}
 OF_EXPERTS = ("moe-", "overlap-", "delay-", "ep-", "cpu-offloading")
 """Flags that a model with experts, or with pipeline stages, answers otherwise."""
 VALUES: dict[str, Any] = {
@@ -78,7 +84,9 @@ def refused_by_megatron_alone(megatron: Megatron, base: dict[str, Any], flags: l
 
 
 @pytest.mark.parametrize(
-    ("base", "prefixes"), [(DENSE, ("",)), (EXPERTS, OF_EXPERTS)], ids=["dense", "with experts"]
+    ("base", "prefixes"),
+    [(DENSE, ("",)), (EXPERTS, OF_EXPERTS), (LATENT, ("",)), (FP32, ("",))],
+    ids=["dense", "with experts", "latent attention", "FP32"],
 )
 def test_what_megatron_refuses_is_refused_before_a_run_exists(
     megatron: Megatron, base: dict[str, Any], prefixes: tuple[str, ...]

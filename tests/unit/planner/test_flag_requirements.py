@@ -159,6 +159,33 @@ def test_sums_in_bf16_are_refused_without_bf16(resolve: Any, training: dict[str,
     ]
 
 
+@pytest.mark.parametrize("flag", ["attention-output-gate", "rotary-interleaved"])
+def test_flags_of_attention_that_latent_attention_lacks_are_refused_with_it(resolve: Any, flag: str) -> None:
+    (found,) = errors(resolve("deepseek-v2", 128, megatronArgs={flag: True}))
+    assert found == f"spec.megatronArgs.{flag}: excludes multi-latent attention; leave it out"
+    assert errors(resolve("llama3-8b", 8, megatronArgs={flag: True})) == []
+
+
+def test_residuals_in_fp32_are_refused_in_a_run_that_is_in_fp32_itself(resolve: Any) -> None:
+    flag = {"fp32-residual-connection": True}
+    (found,) = errors(resolve("llama3-8b", 8, training={"bf16": False}, megatronArgs=flag))
+    field = "spec.megatronArgs.fp32-residual-connection"
+    assert found.startswith(f"{field}: requires training.bf16 or training.fp16; leave it out")
+    assert errors(resolve("llama3-8b", 8, megatronArgs=flag)) == []
+
+
+@pytest.mark.parametrize("flag", ["enable-cuda-graph", "external-cuda-graph", "moe-layer-recompute"])
+def test_older_names_of_flags_exclude_full_recomputation_too(resolve: Any, flag: str) -> None:
+    recipe = ("mixtral-8x7b", 64) if flag.startswith("moe") else ("llama3-8b", 8)
+    full = {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1}
+    found = errors(resolve(*recipe, parallelism=full, megatronArgs={flag: True}))
+    assert found == [
+        f"spec.megatronArgs.{flag}: excludes full recomputation, without which no layout fits; leave it out,"
+        " or use more accelerators"
+    ]
+    assert errors(resolve(*recipe, megatronArgs={flag: True})) == []
+
+
 def test_saved_parameters_exclude_the_overlap_of_the_plan(resolve: Any) -> None:
     args = {"save-params-interval": 10}
     (found,) = errors(resolve("llama3-8b", 8, megatronArgs=args))

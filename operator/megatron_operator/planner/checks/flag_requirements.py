@@ -74,6 +74,12 @@ _NEEDS: Final = (
         ("fp32",),
     ),
     _Need(
+        "attention-output-gate rotary-interleaved",
+        lambda resolved: not resolved.model.multi_latent_attention,
+        "excludes multi-latent attention",
+        "leave it out",
+    ),
+    _Need(
         "delay-wgrad-compute ep-overlap-early-attn-memory-release",
         _has(EXPERT_OVERLAP),
         f"requires {EXPERT_OVERLAP}",
@@ -142,6 +148,12 @@ _NEEDS: Final = (
         lambda resolved: bool(resolved.training.fp16),
         "requires training.fp16",
         "leave it out, or train in FP16",
+    ),
+    _Need(
+        "fp32-residual-connection",
+        lambda resolved: bool(resolved.training.bf16 or resolved.training.fp16),
+        "requires training.bf16 or training.fp16",
+        "leave it out: residuals are in FP32 already",
     ),
     _Need(
         "fp8-output-proj",

@@ -37,7 +37,15 @@ def _divided_by(instances: int) -> Callable[[Candidate], bool]:
     return is_met
 
 
+_NOT_WITH_FULL_RECOMPUTATION: Final = _Need(
+    lambda candidate: candidate.recompute != "full",
+    "excludes full recomputation, without which no layout fits",
+    "leave it out, or use more accelerators",
+)
 _NEEDS: Final = {
+    "enable-cuda-graph": _NOT_WITH_FULL_RECOMPUTATION,
+    "external-cuda-graph": _NOT_WITH_FULL_RECOMPUTATION,
+    "moe-layer-recompute": _NOT_WITH_FULL_RECOMPUTATION,
     "defer-embedding-wgrad-compute": _Need(
         lambda candidate: candidate.dims.pp > 1,
         "requires pipeline stages, and no layout that fits has any",
