@@ -195,6 +195,29 @@ def test_a_run_on_prepared_datasets_is_not_stopped_for_a_check_that_the_release_
     world.wait_for("new", pods=2, conditions={"Prepared": "Checked"})
 
 
+def test_a_run_is_not_refused_for_defaults_that_the_release_wrote_into_its_recipe(
+    with_release: World, versions: Versions
+) -> None:
+    world = with_release
+    create_claim(world, "corpus")
+    data = {
+        "volume": {"claimName": "corpus"},
+        "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"},
+        "prepare": {"source": "/data/text"},
+    }
+    # On platform cpu the release trained in BF16 by default, and this version does not.
+    world.apply("run", data=data, training={"bf16": False})
+    started = identity(world.train("run", 60, checkpoint=50))
+    stored = world.api.get("MegatronRecipe", world.namespace, "run")["spec"]["data"]["prepare"]
+    assert (stored["include"], stored["tokenizerVocabSize"]) == ("**/*.txt", 32000)
+    versions.upgrade()
+    state = world.train("run", 70, checkpoint=60, conditions={"Planned": "Planned"})
+    assert identity(state) == started
+    sources = [{"path": "/data/text/**/*.txt"}]
+    world.edit("run", data={"sources": sources, "prepare": {"source": None}})
+    world.wait_for("run", conditions={"Planned": "Planned"}, observed=True)
+
+
 def test_an_upgrade_and_a_rollback_start_nothing_that_waits_or_has_ended(
     with_release: World, versions: Versions
 ) -> None:

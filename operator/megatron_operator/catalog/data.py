@@ -16,6 +16,8 @@ from megatron_operator.catalog.validation_sets import has_validation_sets
 DEFAULT_SPLIT: Final = "99,1,0"
 DEFAULT_VOCABULARY: Final = 32_000
 """Entries of a tokenizer that `data.prepare` trains."""
+DEFAULT_INCLUDE: Final = "**/*.txt"
+"""Files of `data.prepare.source`."""
 TIKTOKEN: Final = "TikTokenizer"
 TOKENIZERS_OF_FILES: Final = (
     "SentencePieceTokenizer",
@@ -33,6 +35,20 @@ PREPARED_TOKENIZER: Final = {
 
 IMPORTED_MODEL: Final = "init.from.huggingFace"
 """Origin of the tokenizer of a model whose weights are imported."""
+
+
+def without_stored_defaults(spec: MegatronRecipeSpec) -> MegatronRecipeSpec:
+    """The recipe without two defaults in `data.prepare` that the CRD of 0.2.0 wrote into stored objects.
+
+    They would be refused where they have no effect, and applying the recipe again does not remove them.
+    """
+    prepare = spec.data.prepare if spec.data else None
+    if spec.data is None or prepare is None:
+        return spec
+    stored = {"include": DEFAULT_INCLUDE, "tokenizer_vocab_size": DEFAULT_VOCABULARY}
+    unset = {name: None for name, value in stored.items() if getattr(prepare, name) == value}
+    data = spec.data.model_copy(update={"prepare": prepare.model_copy(update=unset)})
+    return spec.model_copy(update={"data": data})
 
 
 def validates(split: str) -> bool:

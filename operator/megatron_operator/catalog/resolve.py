@@ -90,7 +90,7 @@ def resolve_for_planning(
     if unknown_formats and not is_unknown:
         raise InvalidRecipeError([*found.errors, *unknown_formats])
     found.extend(hub.not_opened_errors(spec, platform))
-    spec = hub.with_folder(spec)
+    spec = data.without_stored_defaults(hub.with_folder(spec))
     picked = select_accelerator(spec.accelerator, platform)
     if isinstance(picked, FieldError):
         raise InvalidRecipeError([*found.errors, picked])

@@ -5,6 +5,7 @@ from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog.data import DEFAULT_VOCABULARY
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 FREE_MODEL_SETTINGS: Final = frozenset(
@@ -37,6 +38,8 @@ NUMBER_FORMATS: Final = (
 )
 NOT_RECORDED_BEFORE: Final = frozenset({"training.fp4Format", "training.fp4ParamGather"})
 """Settings that a function could bring before contracts had them: that of such a run has none."""
+VOCABULARY: Final = "data.prepare.tokenizerVocabSize"
+"""Size of a tokenizer that is trained. Contracts of 0.2.0 have its default beside one that is named too."""
 OPTIMIZER: Final = "training.optimizer"
 MODEL_FOLDER: Final = "init.modelFolder"
 """The model's folder, also where `init.from.huggingFace` names it."""
@@ -89,7 +92,7 @@ def checkpoint_contract(
     if resolved.engine == "bridge" and not resolved.fine_tunes and resolved.init.folder_of_model:
         fixed[MODEL_FOLDER] = resolved.init.folder_of_model
     if resolved.data.prepare is not None and resolved.data.prepare.tokenizer_vocab_size is not None:
-        fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
+        fixed[VOCABULARY] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}
     if plan.use_megatron_fsdp:
         fixed[SHARDED] = True
@@ -134,7 +137,11 @@ def contract_violations(
     errors = []
     for path in sorted((before.keys() | after.keys()) - {RESHARDABLE} - layout):
         old, new = before.get(path), after.get(path)
-        if old != new and not (old is None and path in NOT_RECORDED_BEFORE):
+        if old is None and path in NOT_RECORDED_BEFORE:
+            continue
+        if path == VOCABULARY and (old, new) == (str(DEFAULT_VOCABULARY), None):
+            continue
+        if old != new:
             errors.append(changed_setting(path, old, new, iteration))
     if _has_magnitudes_by_rank(before):
         layout.remove(TENSORS)

@@ -8,6 +8,7 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_operator.api.recipe import DataSpec, ObjectStorageSpec, PrepareSpec
 from megatron_operator.catalog.chats import is_text
+from megatron_operator.catalog.data import DEFAULT_INCLUDE
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import FOLDER, text_name
 from megatron_operator.manifests import cpu_job
@@ -24,7 +25,6 @@ from megatron_operator.planner.dataset_args import (
 )
 
 CONTAINER = "prepare"
-DEFAULT_INCLUDE = "**/*.txt"
 FINAL = sorted(int(code) for code in ExitCode if 0 < code < 128)
 """Exit codes that a retry cannot fix: the Job fails at once."""
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}

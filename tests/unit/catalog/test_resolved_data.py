@@ -45,6 +45,22 @@ def test_a_tokenizer_that_is_named_is_used_to_prepare(resolve: Resolve) -> None:
 
 
 @pytest.mark.parametrize(
+    "read", [{"prepare": {"source": "/text"}}, {"sources": [{"path": "/data/text/*.txt"}], "prepare": {}}]
+)
+def test_defaults_that_0_2_0_wrote_into_a_recipe_are_as_if_not_set(
+    read: dict[str, Any], resolve: Resolve, refusal: Refusal
+) -> None:
+    named = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/llama"}
+    data = {"volume": {"claimName": "c"}, "tokenizer": named, **read}
+    stored = {"include": "**/*.txt", "tokenizerVocabSize": 32_000, "name": "corpus", "appendEod": True}
+    resolved = resolve(recipe="small-1", data=data | {"prepare": read["prepare"] | stored})
+    assert resolved == resolve(recipe="small-1", data=data)
+    own = {"tokenizerVocabSize": 50_000} | ({"include": "*.txt"} if "sources" in read else {})
+    refused = refusal(recipe="small-1", data=data | {"prepare": read["prepare"] | own})
+    assert refused.keys() == {f"spec.data.prepare.{leaf}" for leaf in own}
+
+
+@pytest.mark.parametrize(
     ("data", "tokenizer"),
     [
         ({"blend": [{"path": "web"}]}, "/data/model"),

@@ -250,3 +250,12 @@ def test_a_run_of_nvfp4_whose_contract_is_older_than_the_field_continues() -> No
     assert not contract_violations(before, nvfp4, 100)
     [error] = contract_violations(nvfp4, before, 100)
     assert error.field == "spec.training.fp4Format"
+
+
+def test_a_run_of_0_2_0_continues_whose_contract_has_the_size_of_no_tokenizer() -> None:
+    named = {"data.tokenizer.tokenizerModel": "/data/llama"}
+    size = "data.prepare.tokenizerVocabSize"
+    assert not contract_violations(named | {size: "32000"}, named, 100)
+    for before, after in ((named | {size: "4096"}, named), (named, named | {size: "32000"})):
+        [error] = contract_violations(before, after, 100)
+        assert error.field == f"spec.{size}"
