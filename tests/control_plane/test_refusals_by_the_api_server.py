@@ -14,6 +14,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from localcluster import Cluster
+from megatron_operator.api.labels import API_VERSION, KIND
+from megatron_operator.api.validation import parse_spec
 from megatron_operator.cli.main import cli
 
 from tests.control_plane.conftest import PLATFORM
@@ -59,6 +61,39 @@ def test_kubectl_apply_refuses_what_the_crd_can_check(path: Path, cluster: Clust
             for line in [] if printed else header(path, "# spec"):
                 field, _, words = f"spec{line}".partition(": ")
                 assert f"{field}: Invalid value: {words}" in done.stderr
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"checkpoint": None, "recovery": None, "scheduling": None, "suspend": None},
+        {"recovery": {"loss": None, "nodes": {"avoidAfter": None}}},
+        {
+            "data": {
+                "volume": {"claimName": "corpus"},
+                "prepare": {"source": "/data/text", "name": None, "appendEod": None},
+            }
+        },
+    ],
+    ids=", ".join,
+)
+def test_nulls_of_fields_with_a_default_are_read_as_the_api_server_stores_them(
+    empty: dict[str, Any], cluster: Cluster, tmp_path: Path
+) -> None:
+    spec = {"recipe": "tiny-gpt", "accelerator": {"count": 4}, "data": {"mockData": True}} | empty
+    recipe = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "nulls"}, "spec": spec}
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(recipe))
+    kubectl = [cluster.paths.binary("kubectl"), "--kubeconfig", cluster.kubeconfig]
+    done = subprocess.run(
+        [*kubectl, "apply", "--dry-run=server", "-o", "json", "-f", path],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert parse_spec(json.loads(done.stdout)["spec"]) == parse_spec(spec)
 
 
 @pytest.mark.parametrize("name", REFUSED_BY_THE_PLANNER)

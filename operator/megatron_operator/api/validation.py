@@ -22,6 +22,7 @@ from megatron_operator.api.fine_tuning import (
 )
 from megatron_operator.api.labels import API_VERSIONS, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
+from megatron_operator.api.nulls import without_nulls
 from megatron_operator.api.other_names import fix_for_layer, fix_for_name, fix_for_value, plain
 from megatron_operator.api.platform import SIGN_PATTERN
 from megatron_operator.api.pod_environment import KEY_PATTERN, PREFIX_PATTERN
@@ -78,6 +79,7 @@ def _misplaced(resource: Mapping[str, Any]) -> Iterator[FieldError]:
 
 def parse_spec(spec: Mapping[str, Any]) -> MegatronRecipeSpec:
     """A spec alone. Raises InvalidRecipeError with every schema and rule error."""
+    spec = without_nulls(MegatronRecipeSpec, spec)
     parsed = parse(MegatronRecipeSpec, spec, "spec")
     if errors := [*recipe_text_errors(spec), *rule_errors(spec)]:
         raise InvalidRecipeError(errors)

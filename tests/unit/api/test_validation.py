@@ -95,6 +95,57 @@ def test_an_invalid_value_is_reported_with_its_fix(
     assert messages(SMALLEST | {section: value}) == [f"spec.{section}{path}: {message}"]
 
 
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"checkpoint": None, "recovery": None, "scheduling": None, "suspend": None},
+        {"recovery": {"loss": None, "elastic": {"minCount": 4, "shrinkAfter": None}}},
+        {
+            "data": {
+                "volume": {"size": "1Gi"},
+                "sources": [{"path": "/data/a.txt", "weight": None}],
+                "prepare": {"name": None, "appendEod": None},
+            }
+        },
+        {"envFrom": [{"secretRef": {"name": "s", "optional": None}}]},
+        {"envValueFrom": {"KEY": {"secretKeyRef": {"name": "s", "key": "k", "optional": None}}}},
+    ],
+    ids=str,
+)
+def test_a_null_of_a_field_with_a_default_is_not_set_as_for_the_api_server(empty: dict[str, Any]) -> None:
+    assert parse_spec(SMALLEST | empty) == parse_spec(SMALLEST | without(empty))
+
+
+def without(value: Any) -> Any:
+    """The value without its nulls."""
+    if isinstance(value, list):
+        return [without(each) for each in value]
+    if isinstance(value, dict):
+        return {key: without(each) for key, each in value.items() if each is not None}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "message"),
+    [
+        ({"accelerator": None}, "accelerator", "null is not an object"),
+        (
+            {"profile": {"start": 10, "end": 12, "ranks": None}},
+            "profile.ranks",
+            "null is not a list; set a list",
+        ),
+        (
+            {"checkpoint": {"local": {"sizeLimit": None, "saveInterval": 5}}},
+            "checkpoint.local.sizeLimit",
+            "null",
+        ),
+    ],
+)
+def test_a_null_that_has_no_default_is_refused(section: dict[str, Any], path: str, message: str) -> None:
+    (found,) = messages(SMALLEST | section)
+    assert found.startswith(f"spec.{path}: {message}")
+
+
 def test_all_schema_errors_are_reported_at_once() -> None:
     assert len(messages({"recipe": 1, "accelerator": {"count": 0}, "trainning": {}})) == 3
 
