@@ -18,6 +18,8 @@ class Wheel:
     failed: dict[str, str]
     refused: list[str | None]
     """Of each run in the order of `called`: why the trainer does not set its overrides."""
+    schedules: list[dict[str, float] | None]
+    """Of each run that is not refused: what Bridge makes of its length."""
     hidden: list[str]
     """Names that a function of the trainer's image shares with one of megatron-bridge."""
 

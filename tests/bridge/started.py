@@ -27,7 +27,7 @@ IMAGES: dict[str, Any] = {
 }
 EVERY_SETTING: dict[str, Any] = {
     "training": {
-        **{"seqLength": 2048, "microBatchSize": 1, "globalBatchSize": 64, "trainSamples": 6400},
+        **{"seqLength": 2048, "microBatchSize": 1, "globalBatchSize": 64, "trainSamples": 7040},
         **{"lr": 1, "minLr": 0, "lrDecayStyle": "linear"},
         **{"optimizer": "adam", "weightDecay": 0, "clipGrad": 1, "adamBeta1": 0.8, "adamBeta2": 0},
         **{"adamEps": 1, "seed": 7, "logInterval": 3, "evalInterval": 5, "evalIters": 0, "bf16": True},

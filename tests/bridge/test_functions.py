@@ -173,6 +173,17 @@ def test_every_function_that_the_operator_starts_takes_the_overrides_that_are_re
     assert {name: problem for name, problem in refused.items() if problem is not None} == {}
 
 
+def test_the_decay_of_every_started_function_lasts_as_long_as_the_recipe_trains(wheel: Wheel) -> None:
+    lengths = {
+        name: (found["decay"], found["samples"])
+        for name, found in zip(STARTED, wheel.schedules, strict=False)
+        if found is not None and name.endswith("every setting")
+    }
+
+    assert len(lengths) == 237
+    assert {name: each for name, each in lengths.items() if each[0] != each[1]} == {}
+
+
 def test_a_path_that_no_function_has_would_be_found(wheel: Wheel) -> None:
     assert wheel.refused[-len(UNKNOWN) :] == [
         "train.no_such_field: Megatron-Bridge's configuration has no such field"

@@ -4,11 +4,12 @@ A process of its own, because the stand-ins that it needs (`stand_ins`, `hub`) s
 
     python tests/bridge/wheel.py settings.json runs.json
 
-`{"functions": {NAME: {SETTING: VALUE}}, "failed": {NAME: "Error: text"}, "refused": [...], "hidden": [...]}`,
-a function under each of its names. Functions of the trainer's image are among them; `hidden` has the names of
-those of Bridge that they stand in front of. `runs.json` has lists of arguments as the operator renders them;
-`refused` has the error of the trainer for each, null where it sets all overrides. Of two functions of one
-name the benchmark counts, as for Bridge's own launcher (run_recipe.py).
+`{"functions": {NAME: {SETTING: VALUE}}, "failed": {NAME: "Error: text"}, "refused": [...],
+"schedules": [...], "hidden": [...]}`, a function under each of its names. Functions of the trainer's image
+are among them; `hidden` has the names of those of Bridge that they stand in front of. `runs.json` has lists
+of arguments as the operator renders them; `refused` has the error of the trainer for each, null where it sets
+all overrides, and `schedules` what Bridge makes of them. Of two functions of one name the benchmark counts,
+as for Bridge's own launcher (run_recipe.py).
 """
 
 import contextlib
@@ -216,9 +217,11 @@ def _has(config: Any, path: str) -> bool:
     return hasattr(getattr(config, section), field)
 
 
-def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
+def outcome(
+    arguments: list[str], functions: dict[str, Function]
+) -> tuple[str | None, dict[str, float] | None]:
     """Why the trainer does not set the overrides of a run in what its function returns, or why Bridge refuses
-    the samples' settings; None if it does and Bridge does not."""
+    the samples' settings, and the schedule where neither is so."""
     from megatron_contract.bridge_run import (
         BASE_OF_EXPORT,
         BLEND,
@@ -254,8 +257,17 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
             config.dataset.preprocessing = configuration.preprocessing(chats=bool(chats))
             config.dataset.validate()
     except (RankError, ValueError) as error:
-        return str(error)
-    return None
+        return str(error), None
+    return None, schedule(config)
+
+
+def schedule(config: Any) -> dict[str, float]:
+    """Samples of a run and of its decay, as Bridge counts them."""
+    config._calculate_scheduler_steps()
+    return {
+        "samples": config.train.train_iters * config.train.global_batch_size,
+        "decay": config.scheduler.lr_decay_steps,
+    }
 
 
 def main() -> None:
@@ -279,7 +291,8 @@ def main() -> None:
         except Exception as error:
             done["failed"][name] = " ".join(f"{type(error).__name__}: {error}".split())
     runs = json.loads(Path(sys.argv[2]).read_text())
-    done["refused"] = [refusal(run, found) for run in runs]
+    outcomes = [outcome(run, found) for run in runs]
+    done["refused"], done["schedules"] = zip(*outcomes, strict=True)
     Path(sys.argv[1]).write_text(json.dumps(done))
     os._exit(0)  # hollow modules fail at interpreter shutdown
 

@@ -15,8 +15,8 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.parallel_dims import PLAN_FIELDS, SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Plan
-from megatron_operator.api.training import ParallelismSpec, TrainingSpec
-from megatron_operator.catalog import bridge_support
+from megatron_operator.api.training import TrainingSpec
+from megatron_operator.catalog import PublishedLayout, bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
 from megatron_operator.planner.batch import iterations
@@ -39,19 +39,20 @@ _STAGES: Final = {
     "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
 }
 _RECOMPUTATION: Final = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+DECAY_LENGTH: Final = "scheduler.lr_decay_iters"
+"""Path of the length of the decay, which without one is the run's."""
 _OF_TRAINING: Final = {
-    "optimizer": "optimizer.optimizer",
-    "weight_decay": "optimizer.weight_decay",
-    "clip_grad": "optimizer.clip_grad",
-    "adam_beta1": "optimizer.adam_beta1",
-    "adam_beta2": "optimizer.adam_beta2",
-    "adam_eps": "optimizer.adam_eps",
-    "lr_decay_style": "scheduler.lr_decay_style",
-    "lr_decay_iters": "scheduler.lr_decay_iters",
-    "seed": "rng.seed",
-    "log_interval": "logger.log_interval",
+    "optimizer.optimizer": "optimizer",
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.clip_grad": "clip_grad",
+    "optimizer.adam_beta1": "adam_beta1",
+    "optimizer.adam_beta2": "adam_beta2",
+    "optimizer.adam_eps": "adam_eps",
+    "scheduler.lr_decay_style": "lr_decay_style",
+    "rng.seed": "seed",
+    "logger.log_interval": "log_interval",
 }
-"""Field of `spec.training` -> that of Bridge's ConfigContainer, where run_recipe.py has no option."""
+"""Field of Bridge's ConfigContainer, where run_recipe.py has no option -> that of `spec.training`."""
 
 
 def is_modelled(resolved: ResolvedRecipe) -> bool:
@@ -274,13 +275,14 @@ def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     if resolved.origins.get("checkpoint.saveInterval") != "default":
         words += ["--save_interval", str(resolved.checkpoint.save_interval)]
     words += ["--save_dir", f"{CHECKPOINT_DIR}/{name}", "--load_dir", f"{CHECKPOINT_DIR}/{name}"]
-    return words + [f"{field}={_override(value)}" for field, value in _fields(resolved, plan, sets)]
+    return words + [f"{field}={_override(value)}" for field, value in _fields(resolved, plan, function)]
 
 
 def _fields(
-    resolved: ResolvedRecipe, plan: Plan, sets: ParallelismSpec
+    resolved: ResolvedRecipe, plan: Plan, function: PublishedLayout
 ) -> Iterator[tuple[str, str | int | float | bool | None]]:
     """Fields of Bridge's ConfigContainer that differ from the function and have no option."""
+    sets = function.parallelism
     if plan.sequence_parallel != bool(sets.sequence_parallel):
         yield "model.sequence_parallel", plan.sequence_parallel
     for name, field in _STAGES.items():
@@ -292,6 +294,10 @@ def _fields(
             yield f"model.{name}", getattr(plan, name)
     yield from left_out_states(resolved)
     yield from training_overrides(resolved)
+    asked, own = resolved.training, function.training
+    if (_steps(resolved, plan), asked.lr_decay_iters) != (own.train_iters, own.lr_decay_iters):
+        # The function's is that of its own run.
+        yield DECAY_LENGTH, asked.lr_decay_iters
 
 
 def left_out_states(resolved: ResolvedRecipe) -> Iterator[tuple[str, bool]]:
@@ -304,7 +310,7 @@ def left_out_states(resolved: ResolvedRecipe) -> Iterator[tuple[str, bool]]:
 
 def training_overrides(resolved: ResolvedRecipe) -> Iterator[tuple[str, str | float | bool | None]]:
     """Settings of `spec.training` that the recipe itself makes, by their path in Bridge's ConfigContainer."""
-    for name, path in _OF_TRAINING.items():
+    for path, name in _OF_TRAINING.items():
         alias = TrainingSpec.model_fields[name].alias
         if resolved.origins.get(f"training.{alias}") == "recipe":
             yield path, getattr(resolved.training, name)

@@ -37,7 +37,7 @@ from megatron_operator.catalog import bridge_sizes, bridge_support
 from megatron_operator.catalog.chats import is_blended
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
-from megatron_operator.planner.bridge import left_out_states, training_overrides
+from megatron_operator.planner.bridge import DECAY_LENGTH, left_out_states, training_overrides
 from megatron_operator.planner.estimate.model_shape import model_shape
 
 _OF_PLAN: Final = {
@@ -235,6 +235,8 @@ def _training(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value
             if (value := getattr(training, name)) is not None:
                 yield f"optimizer.{name}", value
     yield from training_overrides(resolved)
+    # Functions have that of their own run, which `train_iters` does not change.
+    yield DECAY_LENGTH, training.lr_decay_iters
     # The launcher and the hooks follow iterations; a length in samples is converted.
     yield "train.train_iters", plan.train_iters or iterations(training)
     timeout = resolved.recovery.hang_timeout

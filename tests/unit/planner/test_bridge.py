@@ -130,7 +130,7 @@ def test_changes_of_the_recipe_are_in_the_command() -> None:
         "7",
         "50",
     )
-    assert words[-1] == "model.sequence_parallel=true"
+    assert words[-2:] == ["model.sequence_parallel=true", "scheduler.lr_decay_iters=null"]
 
 
 def test_a_different_stage_split_is_in_the_command() -> None:
