@@ -19,7 +19,7 @@ class Wheel:
     refused: list[str | None]
     """Of each run in the order of `called`: why the trainer does not set its overrides."""
     schedules: list[dict[str, float] | None]
-    """Of each run that is not refused: what Bridge makes of its length."""
+    """Of each run that is not refused: what Bridge makes of its length and weight decay."""
     hidden: list[str]
     """Names that a function of the trainer's image shares with one of megatron-bridge."""
 

@@ -12,13 +12,15 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.fine_tuning import TARGET_MODULES
 from megatron_operator.catalog import PublishedLayout, bridge_support, bridge_tables, performance_options
 from megatron_operator.planner.estimate.model_shape import model_shape
-from started import ENTRIES, STARTED, UNKNOWN
+from started import ENTRIES, EVERY_SETTING, STARTED, UNKNOWN
 
 CATALOG = catalog.load()
 REASONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("not_callable.yaml").read_text())
 NOT_CALLABLE = {name: reason for reason, group in REASONS.items() for name in group["functions"]}
 
 
+EVERY = "every setting"
+"""How the names of runs end whose recipe has EVERY_SETTING."""
 STARTED_NAMES = {words[0] for words in STARTED.values()}
 
 
@@ -36,7 +38,10 @@ NAMES = sorted(CATALOG.functions().keys() - LATER)
 def expected(published: PublishedLayout) -> dict[str, Any]:
     """The catalog's settings as `wheel.settings` names them, with defaults filled in."""
     sizes, training = published.parallelism, published.training
-    return {
+    entry = CATALOG.get(str(published.function))
+    # Megatron's own loop trains with the entry's.
+    trained = {"weight_decay": training.weight_decay} if entry.engine == "bridge" else {}
+    return trained | {
         "tensor_model_parallel_size": sizes.tensor_model_parallel_size,
         "pipeline_model_parallel_size": sizes.pipeline_model_parallel_size,
         "virtual_pipeline_model_parallel_size": sizes.num_virtual_stages_per_pipeline_rank or 1,
@@ -177,11 +182,29 @@ def test_the_decay_of_every_started_function_lasts_as_long_as_the_recipe_trains(
     lengths = {
         name: (found["decay"], found["samples"])
         for name, found in zip(STARTED, wheel.schedules, strict=False)
-        if found is not None and name.endswith("every setting")
+        if found is not None and name.endswith(EVERY)
     }
 
     assert len(lengths) == 237
     assert {name: each for name, each in lengths.items() if each[0] != each[1]} == {}
+
+
+def test_every_started_function_trains_with_the_weight_decay_of_the_recipe_or_of_the_catalog(
+    wheel: Wheel,
+) -> None:
+    trained = {
+        name: found["weight_decay"]
+        for name, found in zip(STARTED, wheel.schedules, strict=False)
+        if found is not None
+    }
+
+    expected = {
+        name: EVERY_SETTING["training"]["weightDecay"]
+        if name.endswith(EVERY)
+        else layout(STARTED[name][0]).training.weight_decay
+        for name in trained
+    }
+    assert trained == expected
 
 
 def test_a_path_that_no_function_has_would_be_found(wheel: Wheel) -> None:

@@ -49,6 +49,7 @@ FIELDS = {
     "lr": "optimizer.lr",
     "min_lr": "optimizer.min_lr",
     "optimizer": "optimizer.optimizer",
+    "weight_decay": "scheduler.end_weight_decay",
     "save_interval": "checkpoint.save_interval",
     "save_dir": "checkpoint.save",
     "load_dir": "checkpoint.load",
@@ -63,6 +64,8 @@ SET_BY_FIELD = (
     "model.recompute_method",
     "model.recompute_num_layers",
     "optimizer.weight_decay",
+    "scheduler.start_weight_decay",
+    "scheduler.end_weight_decay",
     "optimizer.clip_grad",
     "optimizer.adam_beta1",
     "optimizer.adam_beta2",
@@ -262,11 +265,17 @@ def outcome(
 
 
 def schedule(config: Any) -> dict[str, float]:
-    """Samples of a run and of its decay, as Bridge counts them."""
+    """Samples of a run and of its decay, as Bridge counts them, and the weight decay of the first step."""
+    from megatron.bridge.training.optim import _get_scheduler
+
     config._calculate_scheduler_steps()
+    group = {"lr": 0.0, "weight_decay": config.optimizer.weight_decay}
+    optimizer: Any = types.SimpleNamespace(param_groups=[group])
+    _get_scheduler(config.optimizer, config.scheduler, optimizer).step(config.train.global_batch_size)
     return {
         "samples": config.train.train_iters * config.train.global_batch_size,
         "decay": config.scheduler.lr_decay_steps,
+        "weight_decay": group["weight_decay"],
     }
 
 

@@ -99,7 +99,10 @@ def test_a_run_continues_in_another_layout_after_one_checkpoint_with_elastic(
 
 def test_an_edited_schedule_is_that_of_the_next_iterations(new_run: NewRun) -> None:
     first: dict[str, Value] = {"optimizer.lr": 0.01, "scheduler.lr_decay_style": "constant"}
-    second: dict[str, Value] = {"optimizer.lr": 0.02, "scheduler.lr_decay_iters": 50}
+    second: dict[str, Value] = {
+        **{"optimizer.lr": 0.02, "scheduler.lr_decay_iters": 50},
+        **{"scheduler.start_weight_decay": 0.2, "scheduler.end_weight_decay": 0.2},
+    }
     run = new_run("sft")
     assert continued(run, SAVED_EVERY, first) == [0], run.log()[-3000:]
     assert continued(run, SAVED_EVERY + 2, second) == [0], run.log()[-3000:]

@@ -8,6 +8,7 @@
 `later` (not in this release yet), `own` (of this project, whose image has it beside Bridge's), and rare
 settings: `optimizer=`, `first=` and `last=` (layers of these stages), `account` (embedding and loss count as
 layers), `split=` (pipelineModelParallelLayout), `decay=` (lrDecayIters, where it differs from the length),
+`weight-decay=` (where it is not WEIGHT_DECAY),
 `rank=`, `alpha=` and `targets=` (of LoRA; by default all linear layers). `performance_options` has those that
 make a function fast.
 """
@@ -19,6 +20,8 @@ from megatron_operator.catalog import performance_options
 
 RELEASE: Final = "0.6.2"
 """Release of megatron-bridge that the tables are tested against."""
+WEIGHT_DECAY: Final = 0.033
+"""What most functions train with: that of their scheduler, which replaces their optimizer's (0.1)."""
 
 _PARALLELISM: Final = {
     "tp": "tensorModelParallelSize",
@@ -37,6 +40,7 @@ _TRAINING: Final = {
 }
 _LORA: Final = {"rank": "loraRank", "alpha": "loraAlpha"}
 _RATES: Final = {"lr": "lr", "min-lr": "minLr"}
+_OF_OPTIMIZER: Final = {"weight-decay": "weightDecay"}
 COLUMNS: Final = (
     *("function", "on", "precision"),
     *(*_PARALLELISM, "sp"),
@@ -98,6 +102,7 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
             parallelism[leaf] = int(options.pop(word))
     if "account" in bare:
         parallelism |= {"accountForEmbeddingInPipelineSplit": True, "accountForLossInPipelineSplit": True}
+    training |= {leaf: float(options.pop(word)) for word, leaf in _OF_OPTIMIZER.items() if word in options}
     if "decay" in options:
         training["lrDecayIters"] = int(options.pop("decay"))
     if "split" in options:

@@ -144,6 +144,8 @@ class Catalog:
             ) from None
         if body.get("engine") != "bridge":
             return body | {"functions": made}
+        for layout in made:
+            layout["training"].setdefault("weightDecay", bridge_tables.WEIGHT_DECAY)
         # Without a layout, the settings are those of the first function.
         training = overlay("training", body.get("training") or {}, made[0]["training"])
         return body | {"layouts": made, "training": training}

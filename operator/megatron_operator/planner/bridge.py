@@ -44,6 +44,9 @@ DECAY_LENGTH: Final = "scheduler.lr_decay_iters"
 _OF_TRAINING: Final = {
     "optimizer.optimizer": "optimizer",
     "optimizer.weight_decay": "weight_decay",
+    # The scheduler's replace the optimizer's at every step.
+    "scheduler.start_weight_decay": "weight_decay",
+    "scheduler.end_weight_decay": "weight_decay",
     "optimizer.clip_grad": "clip_grad",
     "optimizer.adam_beta1": "adam_beta1",
     "optimizer.adam_beta2": "adam_beta2",

@@ -144,7 +144,9 @@ def test_settings_without_an_option_are_config_overrides() -> None:
     asked = {"weightDecay": 0.05, "lrDecayStyle": "linear", "seed": 7}
     r = resolved("qwen3.5-vl-9b-sft", 8, training=asked, parallelism={"recomputeGranularity": "selective"})
     words = megatron_arguments(r, plan(r), "run")
-    assert {"optimizer.weight_decay=0.05", "scheduler.lr_decay_style=linear", "rng.seed=7"} <= {*words}
+    paths = ("optimizer.weight_decay", "scheduler.start_weight_decay", "scheduler.end_weight_decay")
+    assert {f"{path}=0.05" for path in paths} <= {*words}
+    assert {"scheduler.lr_decay_style=linear", "rng.seed=7"} <= {*words}
     assert "model.recompute_granularity=selective" in words
 
 
