@@ -41,6 +41,10 @@ def expected(published: PublishedLayout) -> dict[str, Any]:
     entry = CATALOG.get(str(published.function))
     # Megatron's own loop trains with the entry's.
     trained = {"weight_decay": training.weight_decay} if entry.engine == "bridge" else {}
+    if training.optimizer is None:
+        of_entry = entry.training.adam_beta2
+        trained["adam_beta1"] = entry.training.adam_beta1
+        trained["adam_beta2"] = of_entry if training.adam_beta2 is None else training.adam_beta2
     return trained | {
         "tensor_model_parallel_size": sizes.tensor_model_parallel_size,
         "pipeline_model_parallel_size": sizes.pipeline_model_parallel_size,

@@ -50,6 +50,8 @@ FIELDS = {
     "min_lr": "optimizer.min_lr",
     "optimizer": "optimizer.optimizer",
     "weight_decay": "scheduler.end_weight_decay",
+    "adam_beta1": "optimizer.adam_beta1",
+    "adam_beta2": "optimizer.adam_beta2",
     "save_interval": "checkpoint.save_interval",
     "save_dir": "checkpoint.save",
     "load_dir": "checkpoint.load",

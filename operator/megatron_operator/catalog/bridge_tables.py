@@ -8,7 +8,7 @@
 `later` (not in this release yet), `own` (of this project, whose image has it beside Bridge's), and rare
 settings: `optimizer=`, `first=` and `last=` (layers of these stages), `account` (embedding and loss count as
 layers), `split=` (pipelineModelParallelLayout), `decay=` (lrDecayIters, where it differs from the length),
-`weight-decay=` (where it is not WEIGHT_DECAY),
+`weight-decay=` (where it is not WEIGHT_DECAY), `beta2=` (adamBeta2, where those of an entry differ),
 `rank=`, `alpha=` and `targets=` (of LoRA; by default all linear layers). `performance_options` has those that
 make a function fast.
 """
@@ -40,7 +40,7 @@ _TRAINING: Final = {
 }
 _LORA: Final = {"rank": "loraRank", "alpha": "loraAlpha"}
 _RATES: Final = {"lr": "lr", "min-lr": "minLr"}
-_OF_OPTIMIZER: Final = {"weight-decay": "weightDecay"}
+_OF_OPTIMIZER: Final = {"weight-decay": "weightDecay", "beta2": "adamBeta2"}
 COLUMNS: Final = (
     *("function", "on", "precision"),
     *(*_PARALLELISM, "sp"),

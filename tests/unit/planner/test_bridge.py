@@ -151,6 +151,20 @@ def test_settings_without_an_option_are_config_overrides() -> None:
 
 
 @pytest.mark.parametrize(
+    ("recipe", "count", "beta2"),
+    [
+        ("moonlight-16b-a3b-sft", 8, 0.95),
+        ("moonlight_16b_sft_8gpu_h100_bf16_tp1_config", 8, 0.95),
+        ("moonlight_16b_sft_8gpu_h100_bf16_8k_config", 8, 0.98),
+        ("moonlight-16b-a3b-lora", 2, 0.98),
+        ("moonlight-16b-a3b-lora", 4, 0.95),
+    ],
+)
+def test_the_second_moment_decays_as_in_the_function(recipe: str, count: int, beta2: float) -> None:
+    assert resolved(recipe, count).training.adam_beta2 == beta2
+
+
+@pytest.mark.parametrize(
     ("asked", "field"),
     [
         ({"training": {"fp8Format": "hybrid"}}, "spec.training.fp8Format"),
