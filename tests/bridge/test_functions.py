@@ -168,7 +168,7 @@ def test_all_other_functions_can_be_called(wheel: Wheel) -> None:
 
 def test_every_option_of_the_command_sets_a_field_that_every_function_has(wheel: Wheel) -> None:
     """`wheel.settings` reads the fields of all options of `planner.bridge.command`, and fails without."""
-    options = {"save_dir", "load_dir", "save_interval", "max_steps", "warmup_iters", "lr", "min_lr"}
+    options = {"save_dir", "load_dir", "save_interval", "max_steps", "lr"}
     assert all(options <= settings.keys() for settings in wheel.functions.values())
     assert {
         name: settings["lacking"] for name, settings in wheel.functions.items() if settings["lacking"]

@@ -75,6 +75,9 @@ SET_BY_FIELD = (
     "scheduler.lr_decay_style",
     "rng.seed",
     "logger.log_interval",
+    "scheduler.lr_warmup_iters",
+    "scheduler.lr_decay_iters",
+    "optimizer.min_lr",
 )
 """Additional fields that a command may set as FIELD=VALUE."""
 """Setting -> its path in a ConfigContainer. Most are options of run_recipe.py."""

@@ -269,9 +269,7 @@ def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
         ("--global_batch_size", plan.global_batch_size, batch.global_batch_size),
         ("--seq_length", asked.seq_length, batch.seq_length),
         ("--max_steps", _steps(resolved, plan), batch.train_iters),
-        ("--warmup_iters", asked.lr_warmup_iters, batch.lr_warmup_iters),
         ("--lr", asked.lr, batch.lr),
-        ("--min_lr", asked.min_lr, batch.min_lr),
     ):
         if value is not None and value != own:
             words += [option, str(value)]
@@ -298,6 +296,13 @@ def _fields(
     yield from left_out_states(resolved)
     yield from training_overrides(resolved)
     asked, own = resolved.training, function.training
+    # The script's options for them ignore 0.
+    for path, value, of_function in (
+        ("scheduler.lr_warmup_iters", asked.lr_warmup_iters, own.lr_warmup_iters),
+        ("optimizer.min_lr", asked.min_lr, own.min_lr),
+    ):
+        if value is not None and value != of_function:
+            yield path, value
     if (_steps(resolved, plan), asked.lr_decay_iters) != (own.train_iters, own.lr_decay_iters):
         # The function's is that of its own run.
         yield DECAY_LENGTH, asked.lr_decay_iters

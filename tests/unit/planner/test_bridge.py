@@ -7,6 +7,7 @@ from megatron_operator import manifests
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
+from megatron_operator.api.training import TrainingSpec
 from megatron_operator.catalog import ResolvedRecipe, load, resolve
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.cli.default_platform import default_platform
@@ -125,12 +126,21 @@ def test_changes_of_the_recipe_are_in_the_command() -> None:
     assert options["--tensor_model_parallel_size"] == "2"
     assert options["--global_batch_size"] == "64"
     assert options["--lr"] == "1e-05"
-    assert (options["--max_steps"], options["--warmup_iters"], options["--save_interval"]) == (
-        "200",
-        "7",
-        "50",
-    )
-    assert words[-2:] == ["model.sequence_parallel=true", "scheduler.lr_decay_iters=null"]
+    assert (options["--max_steps"], options["--save_interval"]) == ("200", "50")
+    assert words[-3:] == [
+        "model.sequence_parallel=true",
+        "scheduler.lr_warmup_iters=7",
+        "scheduler.lr_decay_iters=null",
+    ]
+
+
+def test_no_warm_up_and_a_rate_that_falls_to_none_are_in_the_command() -> None:
+    r = resolved("qwen3.5-vl-9b-sft", 8, training={"lrWarmupIters": 0, "minLr": 0})
+    own = r.function.training if r.function else TrainingSpec()
+    assert own.lr_warmup_iters
+    assert own.min_lr
+    words = megatron_arguments(r, plan(r), "run")
+    assert {"scheduler.lr_warmup_iters=0", "optimizer.min_lr=0.0"} <= {*words}
 
 
 def test_a_different_stage_split_is_in_the_command() -> None:
