@@ -5,6 +5,7 @@ from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog import ramp_up
 from megatron_operator.catalog.data import DEFAULT_VOCABULARY
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
@@ -41,6 +42,8 @@ NOT_RECORDED_BEFORE: Final = frozenset({"training.fp4Format", "training.fp4Param
 VOCABULARY: Final = "data.prepare.tokenizerVocabSize"
 """Size of a tokenizer that is trained. Contracts of 0.2.0 have its default beside one that is named too."""
 OPTIMIZER: Final = "training.optimizer"
+BATCH: Final = "training.globalBatchSize"
+"""The batch, under a ramp-up its steps in samples. Contracts of before have none."""
 MODEL_FOLDER: Final = "init.modelFolder"
 """The model's folder, also where `init.from.huggingFace` names it."""
 SOURCE: Final = "init.from.megatron.path"
@@ -87,6 +90,8 @@ def checkpoint_contract(
     if GATES in resolved.megatron_args:
         fixed[f"megatronArgs.{GATES}"] = resolved.megatron_args[GATES]
     fixed[OPTIMIZER] = training.get("optimizer") or "adam"
+    steps = ramp_up.of_training(training)
+    fixed[BATCH] = plan.global_batch_size if steps is None else " ".join(f"{s}:{b}" for s, b in steps)
     if resolved.data.tokenizer is not None:
         fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}
     if resolved.engine == "bridge" and not resolved.fine_tunes and resolved.init.folder_of_model:
@@ -129,13 +134,16 @@ def contract_after_save(contract: Mapping[str, str]) -> dict[str, str]:
 
 
 def contract_violations(
-    before: Mapping[str, str], after: Mapping[str, str], iteration: int | None
+    before: Mapping[str, str], after: Mapping[str, str], iteration: int | None, trained: int | None = None
 ) -> list[FieldError]:
-    """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded."""
+    """The settings in `after` with which a run with contract `before` cannot continue from its checkpoints.
+
+    `iteration` is that of its newest checkpoint, `trained` that which it has reached, by default the same.
+    """
     made = _checkpoints(iteration)
     layout = {f"parallelism.{name}" for name, _ in LAYOUT}
     errors = []
-    for path in sorted((before.keys() | after.keys()) - {RESHARDABLE} - layout):
+    for path in sorted((before.keys() | after.keys()) - {RESHARDABLE, BATCH} - layout):
         old, new = before.get(path), after.get(path)
         if old is None and path in NOT_RECORDED_BEFORE:
             continue
@@ -143,6 +151,9 @@ def contract_violations(
             continue
         if old != new:
             errors.append(changed_setting(path, old, new, iteration))
+    old, new = before.get(BATCH), after.get(BATCH)
+    if old and new and not _has_batches_of(old, new, trained or iteration):
+        errors.append(_changed_batch(old, new, iteration))
     if _has_magnitudes_by_rank(before):
         layout.remove(TENSORS)
         old, new = before.get(TENSORS), after.get(TENSORS)
@@ -171,6 +182,39 @@ def changed_setting(path: str, old: str | None, new: str | None, iteration: int 
     """The error for a setting below `spec` that the run's checkpoints have otherwise."""
     message = f"is {new or 'not set'}, and {_checkpoints(iteration)} was made with {old or 'none'}"
     return FieldError(f"spec.{path}", message, "set it back, or start a new recipe under another name")
+
+
+def _has_batches_of(old: str, new: str, iteration: int | None) -> bool:
+    """Whether the iterations until this one have as many samples with batches `new` as with `old`.
+
+    Megatron counts the iterations of the whole run from its start with the batches that it is given.
+    """
+    if old == new:
+        return True
+    try:
+        before, after = (ramp_up.ramp_up(each if ":" in each else f"0:{each}") for each in (old, new))
+    except ValueError:
+        return False
+    if iteration is None:
+        return False
+    return ramp_up.samples_of(before, iteration) == ramp_up.samples_of(after, iteration)
+
+
+def _changed_batch(old: str, new: str, iteration: int | None) -> FieldError:
+    name = "stepBatchSizeSchedule" if ":" in new else "globalBatchSize"
+    by_sample = " (batches by their first sample)" if ":" in old + new else ""
+    message = (
+        f"is {new}, and {_checkpoints(iteration)} was made with {old}{by_sample}: Megatron would count the "
+        "run's iterations as ones of the other batch, for its length and its learning rate"
+    )
+    back = f"set training.globalBatchSize: {old}"
+    if ":" in old:
+        back = "keep the batches of the samples that are trained"
+    way = (
+        f"{back}; or start a new recipe under another name with init.from; or, in Megatron's own loop, give "
+        "the batches of later samples by stepBatchSizeSchedule, with trainSamples"
+    )
+    return FieldError(f"spec.training.{name}", message, way)
 
 
 def _checkpoints(iteration: int | None) -> str:

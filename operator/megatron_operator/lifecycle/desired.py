@@ -147,7 +147,8 @@ def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[F
     iteration = status.checkpoint.iteration
     field = _field_of_model(desired.run.resolved, before.get(MODEL_FOLDER) or "")
     errors = []
-    for each in contract_violations(before, desired.contract, iteration):
+    trained = max(iteration or 0, status.progress.iteration or 0)
+    for each in contract_violations(before, desired.contract, iteration, trained):
         if each.field == f"spec.{MODEL_FOLDER}":
             errors.append(replace(each, field=field))
         elif each.field == f"spec.{SOURCE}" and (source := desired.run.resolved.init.source) is not None:

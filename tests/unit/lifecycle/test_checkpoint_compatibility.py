@@ -43,7 +43,7 @@ SENTENCE_PIECE = {"tokenizerType": "SentencePieceTokenizer", "tokenizerModel": "
     "changes",
     [
         {"training": {"trainIters": 100000}},
-        {"training": {"lr": 0.0001, "globalBatchSize": 512}},
+        {"training": {"lr": 0.0001}},
         {"model": {"hiddenDropout": 0.1}},
         {"accelerator": {"count": 32}},
         {"checkpoint": {"keep": 2}},
@@ -259,3 +259,91 @@ def test_a_run_of_0_2_0_continues_whose_contract_has_the_size_of_no_tokenizer() 
     for before, after in ((named | {size: "4096"}, named), (named, named | {size: "32000"})):
         [error] = contract_violations(before, after, 100)
         assert error.field == f"spec.{size}"
+
+
+def batches(**training: Any) -> dict[str, str]:
+    """The contract of a run of llama3-8b, whose samples have 8,192 tokens."""
+    return contract_with(parallelism=LAYOUT, training=training | {"lrWarmupFraction": 0.01})
+
+
+TOKENS_OF_A_STEP = 64 * 8192
+
+
+@pytest.mark.parametrize("length", [{"trainIters": 1000}, {"trainSamples": 64_000}], ids=str)
+def test_a_checkpoint_of_another_batch_is_incompatible(length: dict[str, int]) -> None:
+    before, after = (batches(globalBatchSize=batch, **length) for batch in (64, 128))
+    [error] = contract_violations(before, after, 500)
+    assert str(error) == (
+        "spec.training.globalBatchSize: is 128, and the run's checkpoint of iteration 500 was made with 64: "
+        "Megatron would count the run's iterations as ones of the other batch, for its length and its "
+        "learning rate; set training.globalBatchSize: 64; or start a new recipe under another name with "
+        "init.from; or, in Megatron's own loop, give the batches of later samples by stepBatchSizeSchedule, "
+        "with trainSamples"
+    )
+
+
+def test_a_run_of_megatron_bridge_keeps_its_batch() -> None:
+    length = {"globalBatchSize": 8, "trainSamples": 8000}
+    before = contract_with(**FINE_TUNED, training=length)
+    after = contract_with(**FINE_TUNED, training=length | {"globalBatchSize": 16})
+    [error] = contract_violations(before, after, 500)
+    assert error.field == "spec.training.globalBatchSize"
+
+
+def test_a_batch_that_another_count_brings_is_set_back_by_the_fix() -> None:
+    published, more = {"recipe": "qwen3-30b-a3b"}, {"accelerator": {"count": 128}}
+    before, after = contract_with(**published), contract_with(**published, **more)
+    errors = {error.field: error for error in contract_violations(before, after, 500)}
+    error = errors["spec.training.globalBatchSize"]
+    assert error.message.startswith("is 32, and the run's checkpoint of iteration 500 was made with 4096")
+    assert error.fix.startswith("set training.globalBatchSize: 4096; or ")
+    again = contract_with(**published, **more, training={"globalBatchSize": 4096})
+    assert error.field not in [each.field for each in contract_violations(before, again, 500)]
+
+
+def test_a_run_in_iterations_goes_on_in_samples_of_the_same_batch() -> None:
+    before = batches(globalBatchSize=64, trainIters=1000)
+    assert contract_violations(before, batches(globalBatchSize=64, trainSamples=64_000), 500) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "accepted"), [(499, False), (500, True), (800, True)], ids=["trained", "now", "later"]
+)
+def test_a_batch_may_change_from_a_step_on_that_is_not_trained_yet(step: int, accepted: bool) -> None:
+    before = batches(globalBatchSize=64, trainIters=1000)
+    later = f"0:64 {step * TOKENS_OF_A_STEP}:128"
+    errors = contract_violations(before, batches(stepBatchSizeSchedule=later, trainSamples=64_000), 500)
+    fields = [] if accepted else ["spec.training.stepBatchSizeSchedule"]
+    assert [error.field for error in errors] == fields
+
+
+def test_iterations_after_the_newest_checkpoint_count_as_trained() -> None:
+    """The job saves once more before it ends for the edit."""
+    before = batches(globalBatchSize=64, trainIters=1000)
+    later = f"0:64 {600 * TOKENS_OF_A_STEP}:128"
+    after = batches(stepBatchSizeSchedule=later, trainSamples=64_000)
+    assert contract_violations(before, after, 500, 600) == []
+    assert contract_violations(before, after, 500, 650)
+
+
+def test_a_ramp_up_that_has_begun_keeps_the_steps_that_are_over() -> None:
+    ramp, length = f"0:64 {500 * TOKENS_OF_A_STEP}:128", {"trainSamples": 640_000}
+    before, constant = batches(stepBatchSizeSchedule=ramp, **length), batches(globalBatchSize=64, **length)
+    longer = batches(stepBatchSizeSchedule=f"{ramp} {2000 * TOKENS_OF_A_STEP}:256", **length)
+    assert contract_violations(before, longer, 600) == []
+    assert contract_violations(before, constant, 400) == []
+    [error] = contract_violations(before, constant, 600)
+    assert "was made with 0:64 32000:128 (batches by their first sample)" in error.message
+    assert error.fix.startswith("keep the batches of the samples that are trained; ")
+
+
+def test_a_run_whose_contract_is_older_than_the_batch_continues() -> None:
+    after = batches(globalBatchSize=64, trainIters=1000)
+    before = {name: value for name, value in after.items() if name != "training.globalBatchSize"}
+    assert contract_violations(before, after, 500) == []
+
+
+@pytest.mark.parametrize("text", ["many", "0:", "0:64 x:128", "-5"])
+def test_a_batch_that_cannot_be_read_is_another_one(text: str) -> None:
+    after = batches(globalBatchSize=64, trainIters=1000)
+    assert contract_violations(after | {"training.globalBatchSize": text}, after, 500)
