@@ -18,3 +18,7 @@ class AcceptedSpec(ApiModel):
     """`recovery.rendezvousTimeout`, in seconds."""
     exports: Annotated[list[str], Field(max_length=2)] | None = None
     """`export.when`, or its default; not set without `export`."""
+    training_hash: str | None = None
+    """Digest of what the spec states of the training: a run that has trained does not train again while it is
+    the same. Not part of it are `recovery`, `suspend`, `ttlSecondsAfterFinished` and, but for a best
+    checkpoint to be kept, `export`."""

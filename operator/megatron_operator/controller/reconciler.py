@@ -249,7 +249,6 @@ class Reconciler:
             self._poller.forget(status.key)
             return DONE
         if job is None and has_trained(status, desired):
-            set_plan(status, desired)
             status.observe_generation()
             record_accepted(status)
             return await self._stages.finish(status, snapshot, desired, edited=edited)
@@ -264,7 +263,7 @@ class Reconciler:
                 status.remove_conditions(Condition.FAILED)
         running = phase is JobPhase.ACTIVE
         same = job is not None and may_continue and content_hash(job) == desired.job_hash
-        trained = same and phase is JobPhase.SUCCEEDED
+        trained = phase is JobPhase.SUCCEEDED and (same or has_trained(status, desired))
         blocked = None
         if not trained and (job is None or may_continue):
             # Where the run had succeeded, the edit has it train on.
@@ -274,7 +273,8 @@ class Reconciler:
             # The generation is not observed yet: the job is replaced once the claims exist.
             waits = await self._supervisor.supervise(status, snapshot) if running else DONE
             return waits.within(blocked.after, blocked.reason)
-        set_plan(status, desired)
+        if same or not trained:
+            set_plan(status, desired)
         if edited:
             record_edited_count(status, snapshot, accelerators, desired.plan.world_size)
         status.observe_generation()
@@ -282,9 +282,10 @@ class Reconciler:
             return Result(requeue=blocked)
         if job is None:
             return await self._start(status, snapshot, desired, edited=edited)
-        if not same or not await self._children.has_priority(status, snapshot, desired):
+        if not (same or trained) or not await self._children.has_priority(status, snapshot, desired):
             return await self._replace(status, snapshot)
-        set_prepared(status, desired)
+        if same:
+            set_prepared(status, desired)
         return await self._follow(status, snapshot, desired)
 
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:

@@ -1,6 +1,7 @@
 """Which spec a run follows: not an edit that is refused, or that waits for something."""
 
 from dataclasses import replace
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -10,6 +11,10 @@ from megatron_operator.api.fine_tuning import ExportSpec
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.lifecycle.observation import Limits
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests.metadata import digest
+
+_APART_FROM_TRAINING: Final = ("export", "recovery", "suspend", "ttlSecondsAfterFinished")
+"""Fields of the spec that change nothing of a training that is complete."""
 
 
 def record_accepted(status: StatusBuilder) -> None:
@@ -27,8 +32,21 @@ def record_accepted(status: StatusBuilder) -> None:
         hang_timeout=recovery.hang_timeout,
         rendezvous_timeout=recovery.rendezvous_timeout,
         exports=None if moments is None else list(moments),
+        training_hash=training_hash(status),
     )
     status.set(accepted=accepted)
+
+
+def training_hash(status: StatusBuilder) -> str:
+    """Digest of what the spec states of the training, whatever platform and operator make of it.
+
+    An export of the best checkpoint counts where it alone has the trainer keep that one.
+    """
+    spec = status.spec
+    training = {name: each for name, each in spec.items() if name not in _APART_FROM_TRAINING}
+    keeps_best = (spec.get("checkpoint") or {}).get("keepBest")
+    exports_best = "best" in ((spec.get("export") or {}).get("when") or ())
+    return digest([training, exports_best if keeps_best is None else keeps_best])
 
 
 def recovery_limits(status: StatusBuilder) -> Limits:

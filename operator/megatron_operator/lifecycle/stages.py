@@ -19,6 +19,7 @@ from megatron_operator.api.labels import ANNOTATION_GENERATION
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import ConversionStatus
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.lifecycle.accepted_spec import training_hash
 from megatron_operator.lifecycle.actions import Requeue
 from megatron_operator.lifecycle.desired import DesiredState, has_begun
 from megatron_operator.lifecycle.job_status import queued_message, set_obstacle
@@ -349,9 +350,15 @@ def reached_end(status: StatusBuilder) -> bool:
 
 
 def has_trained(status: StatusBuilder, desired: DesiredState) -> bool:
-    """Whether the desired job has reached the last iteration, though the run may still export."""
-    job = status.current.job
-    return reached_end(status) and job is not None and job.hash == desired.job_hash
+    """Whether what the spec has the run train is complete, though the run may still export.
+
+    Platform and operator may have come to render its job differently: it has trained all the same.
+    """
+    job, accepted = status.current.job, status.current.accepted
+    if job is None or not reached_end(status):
+        return False
+    same = accepted is not None and accepted.training_hash == training_hash(status)
+    return same or job.hash == desired.job_hash
 
 
 def _conversion(source: str, path: str) -> ConversionStatus:

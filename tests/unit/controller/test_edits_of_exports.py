@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.lifecycle.desired import Config
 
+from tests.unit.controller import whole_operator
 from tests.unit.controller.api_in_memory import NAME
 from tests.unit.controller.converting import (
     EXPORT,
@@ -207,3 +211,80 @@ def test_an_export_that_was_added_after_the_job_had_expired_ends_though_a_later_
     reconcile(run)
     assert run.status["phase"] == "Succeeded"
     assert run.status["exported"]["path"] == "/data/out"
+
+
+def render_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform has every job rendered differently, as an upgrade of the operator may."""
+    profile = {"h100-sxm": {"env": {"NCCL_DEBUG": "WARN"}}}
+    platform = PlatformConfig.model_validate({"accelerators": profile, "image": "newer"})
+    monkeypatch.setattr(whole_operator, "CONFIG", Config(platform, catalog.load()))
+
+
+def until_export_failed(run: Run, *, expired: bool) -> Any:
+    """Train, fail to export, and return the training job; None where it has `expired`."""
+    if expired:
+        run.edit(ttlSecondsAfterFinished=0)
+    until_exporting(run)
+    end(run, EXPORT, message=REFUSED)
+    reconcile(run)
+    assert (run.status["phase"], run.api.job() is None) == ("Failed", expired)
+    return run.api.job()
+
+
+OTHER_FOLDER = SPEC["export"] | {"huggingFace": {"path": "/data/other"}}
+
+
+@pytest.mark.parametrize("expired", [False, True])
+@pytest.mark.parametrize("change", [{"export": OTHER_FOLDER}, {"recovery": {"maxRankRestarts": 1}}])
+def test_a_failed_export_is_retried_without_training_after_the_platform_has_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, expired: bool, change: dict[str, Any]
+) -> None:
+    job = until_export_failed(run, expired=expired)
+    plan = run.status["plan"]
+    render_differently(monkeypatch)
+    run.edit(**change)
+    reconcile(run)
+    assert (run.status["phase"], run.api.job(), run.status["plan"]) == ("Exporting", job, plan)
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert (run.status["phase"], run.api.job()) == ("Succeeded", job)
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_longer_training_is_done_after_the_platform_has_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, expired: bool
+) -> None:
+    job = until_export_failed(run, expired=expired)
+    render_differently(monkeypatch)
+    run.edit(training={"trainIters": 9000})
+    run.until(lambda: run.api.job() not in (None, job))
+    assert run.condition("Exported") == {}
+
+
+def test_an_export_is_added_without_training_after_the_platform_has_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.edit(export=None)
+    train_to_the_end(run, "Succeeded")
+    reconcile(run)
+    job = run.api.job()
+    render_differently(monkeypatch)
+    run.edit(export=SPEC["export"])
+    reconcile(run)
+    assert (run.status["phase"], run.api.job()) == ("Exporting", job)
+
+
+def test_a_run_that_an_earlier_release_trained_is_compared_by_its_job(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = until_export_failed(run, expired=False)
+    del run.api.recipe["status"]["accepted"]["trainingHash"]
+    run.edit(export=OTHER_FOLDER)
+    reconcile(run)
+    assert (run.status["phase"], run.api.job()) == ("Exporting", job)
+    end(run, EXPORT, message=REFUSED)
+    reconcile(run)
+    del run.api.recipe["status"]["accepted"]["trainingHash"]
+    render_differently(monkeypatch)
+    run.edit(export=SPEC["export"])
+    run.until(lambda: run.api.job() not in (None, job))
