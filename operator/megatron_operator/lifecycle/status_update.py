@@ -327,17 +327,22 @@ def _set_succeeded(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     resumed_from = status.checkpoint.iteration if reading is None else reading.report.resumed_from
     message = next((found for pod in snapshot.pods if (found := termination_message(pod))), None)
     plan = status.current.plan
-    total = status.progress.train_iters or (plan.train_iters if plan else None)
-    # A trainer completes after its last iteration only; its last report may be of the one before.
-    iteration = total or (message and message.iteration) or status.progress.iteration
-    update = {"iteration": iteration, "display": display(iteration, total), "eta": None}
-    status.set(progress=status.progress.model_copy(update=update))
     if message is not None and message.checkpoint_iteration is not None:
         newest = {"iteration": message.checkpoint_iteration}
         status.set(checkpoint=status.checkpoint.model_copy(update=newest))
         set_best_checkpoint(status, message)
+    # What pods last reported may be of a job that was to train longer.
+    total = (plan.train_iters if plan else None) or status.progress.train_iters
+    # A trainer completes after its last iteration only; its last report may be of the one before. Where an
+    # edit has made the run shorter, it may have been past that one.
+    if total is None:
+        iteration = (message and message.iteration) or status.progress.iteration
+    else:
+        iteration = max(total, status.checkpoint.iteration or 0)
+    update = {"iteration": iteration, "train_iters": total, "display": display(iteration, total), "eta": None}
+    status.set(progress=status.progress.model_copy(update=update))
     status.set(recovery=recovered(status.recovery, status.now, resumed_from=resumed_from))
-    text = "" if iteration is None else f"all {iteration} iterations are complete"
+    text = "" if iteration is None else f"all {total or iteration} iterations are complete"
     _set_recovered(status)
     if exports(status) and not status.is_true(Condition.SUCCEEDED):
         set_trained(status, text)

@@ -108,3 +108,21 @@ def test_a_finished_run_without_its_job_stays_finished_while_it_is_suspended_and
             run.operator.reconcile()
         assert run.status["phase"] == "Succeeded"
         assert run.cluster.job is None, "it is not trained again"
+
+
+def test_a_run_that_is_made_shorter_than_its_checkpoint_reports_the_new_length(training_run: Run) -> None:
+    run = training_run
+    run.edit(training={"trainIters": TOTAL})
+    run.until(lambda: run.trains() and run.status["checkpoint"].get("iteration", 0) >= 150)
+    reached = run.status["checkpoint"]["iteration"]
+    job = run.cluster.job
+    run.edit(training={"trainIters": 100, "lrWarmupIters": 10})
+    run.until(lambda: run.cluster.job not in (None, job))
+    # Its pods find the checkpoint before they meet, and report nothing.
+    run.operator.reachable, run.cluster.succeeded = False, True
+    run.until(lambda: run.status["phase"] == "Succeeded")
+    progress, saved = run.status["progress"], run.status["checkpoint"]["iteration"]
+    assert saved >= reached
+    assert (progress["iteration"], progress["trainIters"]) == (saved, 100)
+    assert progress["display"] == f"{saved}/100"
+    assert run.condition("Succeeded")["message"] == "all 100 iterations are complete"
