@@ -54,6 +54,7 @@ from megatron_operator.lifecycle.stages import (
     created_for,
     is_converted,
     is_over,
+    is_retried,
     lacks_pods,
     manifest_of,
     must_check,
@@ -266,6 +267,7 @@ class Stages:
             return Requeue(SOON if created is None else LATER, stage.running), []
         if (obstacle := batch_job_obstacle(status, existing)) is not None:
             return set_stage_obstacle(status, stage, obstacle), []
+        edited = edited or is_retried(status, stage, existing)
         return await self._follow(status, stage, existing, body, edited=edited)
 
     async def _follow(

@@ -153,6 +153,19 @@ def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edi
     return StageState.QUEUED if _is_suspended(job) else StageState.RUNNING
 
 
+def is_retried(status: StatusBuilder, stage: Stage, job: Object) -> bool:
+    """Whether an edit that has had to wait since is to try this Job again, should it have failed.
+
+    The Job is of an earlier generation, and the status follows it no longer. One that an edit has left
+    running has failed for the run as it is now.
+    """
+    made = job["metadata"]["annotations"].get(ANNOTATION_GENERATION)
+    if made in (None, str(status.generation)):
+        return False
+    known = status.condition(stage.condition)
+    return known is None or known.status == "True" or known.reason == stage.failed
+
+
 def is_over(job: Object) -> bool:
     """Whether a Job is complete or has failed."""
     return bool(_ends(job) & {"Complete", "Failed"})

@@ -84,6 +84,48 @@ def test_a_check_that_fails_ends_the_run_with_its_message_and_an_edit_checks_aga
     assert (run.status["phase"], "status" in run.api.batch_jobs[CHECK]) == ("Checking", False)
 
 
+def fail(run: Run) -> None:
+    """The check fails, and the run with it."""
+    end_check(run, 65, "data.blend[0].path: /data/web_text_document.idx does not exist")
+    settle(run)
+    assert (run.status["phase"], run.condition("Failed")["reason"]) == ("Failed", "CheckFailed")
+    run.api.batch_pods = []
+
+
+def test_a_failed_check_is_tried_again_once_the_claim_that_the_edit_waits_for_exists(run: Run) -> None:
+    begin(run)
+    fail(run)
+    claim = run.api.claims.pop(CLAIM)
+    for suspend in (True, False):
+        run.edit(suspend=suspend)
+        settle(run)
+    assert run.condition("Running")["reason"] == "VolumeClaimMissing"
+    run.api.claims[CLAIM] = claim
+    settle(run)
+    assert (run.status["phase"], "status" in run.api.batch_jobs[CHECK]) == ("Checking", False)
+    assert run.condition("Failed") == {}
+    fail(run)
+
+
+def test_a_check_that_an_edit_has_left_running_ends_the_run_when_it_fails(run: Run) -> None:
+    begin(run)
+    run.edit(ttlSecondsAfterFinished=3600)
+    settle(run)
+    assert run.status["phase"] == "Checking"
+    fail(run)
+
+
+def test_a_check_that_had_failed_is_tried_again_where_a_later_edit_brings_it_back(run: Run) -> None:
+    begin(run)
+    fail(run)
+    run.edit(data=BLEND | {"check": False})
+    run.until(lambda: run.api.job() is not None)
+    run.edit(data=BLEND, env={"DEBUG": "1"})
+    failed = run.api.batch_jobs[CHECK]
+    run.until(lambda: run.api.batch_jobs.get(CHECK, failed) is not failed)
+    assert run.status["phase"] == "Checking"
+
+
 def test_a_run_whose_check_has_failed_starts_without_one(run: Run) -> None:
     begin(run)
     end_check(run, 65, "data.blend[0].path: /data/web_text_document.idx does not exist")
