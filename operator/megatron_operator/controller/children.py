@@ -50,7 +50,7 @@ from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, 
 from megatron_operator.manifests import gang_token, jobset, kueue, pytorchjob, recovery_priority, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of
-from megatron_operator.manifests.metadata import Owner
+from megatron_operator.manifests.metadata import LONGEST_RECIPE_NAME, Owner
 from megatron_operator.manifests.node_avoidance import avoiding
 
 MISSING: Final = {
@@ -66,7 +66,12 @@ TOKEN_BYTES: Final = 32
 
 
 async def pods_of_role(api: ApiClient, status: StatusBuilder, role: str) -> list[Object]:
-    """Pods of the recipe with this role: its trainers or its data preparation."""
+    """Pods of the recipe with this role: its trainers or its data preparation.
+
+    None of a recipe that is refused for its name: no label can have it, nor can one be searched for it.
+    """
+    if len(status.key.name) > LONGEST_RECIPE_NAME:
+        return []
     labels = f"{LABEL_RECIPE}={status.key.name},{LABEL_ROLE}={role}"
     return await api.find(PODS, status.key.namespace, labels=labels)
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from copy import deepcopy
 from email.utils import formatdate
-from typing import Any
+from typing import Any, Final
 
 from megatron_operator.api.labels import FIELD_MANAGER, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import timestamp
@@ -39,6 +39,8 @@ from megatron_operator.manifests.node_avoidance import avoided, avoiding
 from tests.unit.controller.simulated_cluster import GRACE, PER_NODE, Cluster, Pod
 
 NAME, NAMESPACE, UID = "run", "default", "recipe-uid"
+LONGEST_LABEL: Final = 63
+"""Characters of a label's value."""
 
 
 class KilledError(BaseException):
@@ -102,7 +104,7 @@ class ApiInMemory:
         assert resource is not SECRETS, "the operator may not read Secrets"
         if resource is RECIPES:
             own = None if self.recipe_deleted else self.recipe
-            return own if name == NAME else self.other_recipes.get(name)
+            return own if name == self.recipe["metadata"]["name"] else self.other_recipes.get(name)
         if resource is JOBS:
             return self.job()
         if resource in (COMPUTE_DOMAINS, POD_GROUPS) and self._before_pods(resource) is None:
@@ -118,6 +120,8 @@ class ApiInMemory:
         fields: str | None = None,
     ) -> list[Object]:
         self._respond()
+        if any(len(each.partition("=")[2]) > LONGEST_LABEL for each in (labels or "").split(",")):
+            raise ApiError(400, "BadRequest", f"unable to parse requirement: {labels}")
         if resource is NODES:
             nodes = [self._node(name) for name in self.cluster.nodes]
             return [n for n in nodes if fields in (None, f"metadata.name={n['metadata']['name']}")]

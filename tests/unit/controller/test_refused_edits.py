@@ -242,3 +242,19 @@ async def test_a_changed_platform_reconciles_every_recipe_that_it_may_help(
     operator.queue = Queue()
     await operator._add_waiting()
     assert bool(keys) is added
+
+
+@pytest.mark.parametrize("suspend", [False, True])
+def test_a_recipe_with_a_name_that_no_label_can_have_is_refused_though_the_operator_restarts(
+    suspend: bool,
+) -> None:
+    run = Run()
+    run.edit(suspend=suspend)
+    name = "a" * 64
+    run.api.recipe["metadata"]["name"] = name
+    for _ in range(2):
+        run.operator._start()
+        run.operator.runner.run(run.operator._reconciler(RecipeKey(KEY.namespace, name)))
+        assert run.condition("Planned")["reason"] == "Refused"
+        assert run.status["observedGeneration"] == run.api.recipe["metadata"]["generation"]
+    run.operator.close()
