@@ -168,7 +168,12 @@ class Reconciler:
         elif status.changed() and not await self._write(status, cached=cached):
             return DISCARDED
         self._report(status, before)
-        await execute(self._api, result.actions, result.decision)
+        try:
+            await execute(self._api, result.actions, result.decision)
+        except EXPECTED_ERRORS:
+            # The status has the decision: what executes it later adds no Event.
+            await self._events.post(status)
+            raise
         await self._events.post(status)
         if status.internal_error is not None:
             raise ReconcileError(result.delay) from status.internal_error
