@@ -65,15 +65,24 @@ TOKEN_BYTES: Final = 32
 """Random bytes of the token of a run."""
 
 
-async def pods_of_role(api: ApiClient, status: StatusBuilder, role: str) -> list[Object]:
-    """Pods of the recipe with this role: its trainers or its data preparation.
+async def find_own(
+    api: ApiClient, resource: Resource, status: StatusBuilder, role: str | None = None
+) -> list[Object]:
+    """Objects with the recipe's label, and with this role.
 
     None of a recipe that is refused for its name: no label can have it, nor can one be searched for it.
     """
     if len(status.key.name) > LONGEST_RECIPE_NAME:
         return []
-    labels = f"{LABEL_RECIPE}={status.key.name},{LABEL_ROLE}={role}"
-    return await api.find(PODS, status.key.namespace, labels=labels)
+    labels = f"{LABEL_RECIPE}={status.key.name}"
+    if role is not None:
+        labels += f",{LABEL_ROLE}={role}"
+    return await api.find(resource, status.key.namespace, labels=labels)
+
+
+async def pods_of_role(api: ApiClient, status: StatusBuilder, role: str) -> list[Object]:
+    """Pods of the recipe with this role: its trainers or its data preparation."""
+    return await find_own(api, PODS, status, role)
 
 
 async def create(api: ApiClient, resource: Resource, body: Object) -> Object | None:

@@ -61,7 +61,7 @@ from megatron_operator.lifecycle.recovery import (
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.stages import has_trained, reached_end
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
-from megatron_operator.lifecycle.suspension import end_suspended_pods
+from megatron_operator.lifecycle.suspension import NO_POD_LEFT, end_suspended_pods
 from megatron_operator.lifecycle.undisturbed import is_new, was_undisturbed
 from megatron_operator.lifecycle.write_delay import may_rest_on_caches, only_figures_change, write_delay
 from megatron_operator.manifests.job_backend import JobPhase
@@ -269,6 +269,8 @@ class Reconciler:
         running = phase is JobPhase.ACTIVE
         same = job is not None and may_continue and content_hash(job) == desired.job_hash
         trained = phase is JobPhase.SUCCEEDED and (same or has_trained(status, desired))
+        if edited and not trained and (job is None or phase is JobPhase.SUCCEEDED):
+            await self._stages.end_unneeded(status, desired, trains=True)
         blocked = None
         if not trained and (job is None or may_continue):
             # Where the run had succeeded, the edit has it train on.
@@ -308,7 +310,7 @@ class Reconciler:
             return DONE
         if isinstance(desired, DesiredState):
             set_plan(status, desired)
-        set_suspended(status, "no pod is left")
+        set_suspended(status, NO_POD_LEFT)
         return DONE
 
     async def _suspend_edited(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:

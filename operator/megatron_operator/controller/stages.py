@@ -6,11 +6,12 @@ Every step may run twice. A Job is created with POST, and deleted only where it 
 from typing import Final
 
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import ApiClient, ApiError
-from megatron_operator.controller.api_resources import BATCH_JOBS
-from megatron_operator.controller.children import create, ensure_network_policy, pods_of_role
+from megatron_operator.controller.api_resources import BATCH_JOBS, PODS
+from megatron_operator.controller.children import create, ensure_network_policy, find_own, pods_of_role
 from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader
@@ -44,8 +45,10 @@ from megatron_operator.lifecycle.stages import (
     CONVERSIONS,
     EXPORT,
     EXPORT_BEST,
+    EXPORTS,
     IMPORT,
     PREPARATION,
+    STAGES,
     Stage,
     StageState,
     accepted_exports,
@@ -53,6 +56,7 @@ from megatron_operator.lifecycle.stages import (
     conversion_of,
     created_for,
     is_converted,
+    is_needed,
     is_over,
     is_retried,
     lacks_pods,
@@ -67,9 +71,16 @@ from megatron_operator.lifecycle.stages import (
     stage_state,
 )
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.lifecycle.suspension import is_settled
 from megatron_operator.manifests import object_name
 
 _ENDED: Final = (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+def _is_left(pod: Object, stage: Stage) -> bool:
+    """Whether this is a pod of the stage that has not ended."""
+    of_stage = (pod["metadata"].get("labels") or {}).get(LABEL_ROLE) == stage.role
+    return of_stage and (pod.get("status") or {}).get("phase") not in _ENDED
 
 
 class Stages:
@@ -106,6 +117,8 @@ class Stages:
         self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
     ) -> Result:
         """Export what the run has trained, if its recipe asks for it; then the run has succeeded."""
+        if edited:
+            await self.end_unneeded(status, desired, trains=False)
         running = status.condition(Condition.RUNNING)
         text = "" if running is None or running.reason != Reason.SUCCEEDED else running.message
         if waits := await self._export(status, desired, edited=edited):
@@ -151,23 +164,48 @@ class Stages:
 
         When the run continues, a preparation of `data.sources` keeps its complete shards; others begin again.
         """
-        for stage in (IMPORT, PREPARATION, CHECK):
-            if status.condition(stage.condition) is None or status.is_true(stage.condition):
+        if is_settled(status):
+            return None
+        for stage, job in await self._jobs(status):
+            if is_over(job):
                 continue
-            name = f"{object_name(status.key.name)}-{stage.role}"
-            job = await self._api.get(BATCH_JOBS, status.key.namespace, name)
-            if job is not None and batch_job_obstacle(status, job) is None and not is_over(job):
-                if not is_deleting(job):
-                    await self._api.delete(BATCH_JOBS, job)
-                    DECISIONS.labels("suspend").inc()
+            if not is_deleting(job):
+                await self._api.delete(BATCH_JOBS, job)
+                DECISIONS.labels("suspend").inc()
+            if stage not in EXPORTS and not status.is_true(stage.condition):
                 message = f"the {stage.noun} job is deleted: it is created again when the run continues"
                 status.set_condition(stage.condition, False, Reason.SUSPENDED, message)
-            pods = await pods_of_role(self._api, status, stage.role)
-            if left := [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]:
+        pods = await find_own(self._api, PODS, status)
+        for stage in STAGES:
+            if left := [pod for pod in pods if _is_left(pod, stage)]:
                 await self._force_delete_abandoned(status, left)
                 set_suspended(status, f"pods of the {stage.noun} job are ending: {len(left)}")
                 return Requeue(SOON, Reason.SUSPENDED)
         return None
+
+    async def end_unneeded(self, status: StatusBuilder, desired: DesiredState, *, trains: bool) -> None:
+        """Delete unfinished Jobs of stages that an edited run no longer has.
+
+        Where it `trains` on, also all of its exports: they are of the training before.
+        """
+        if status.generation == 1:
+            return
+        for stage, job in await self._jobs(status):
+            ends = not is_needed(stage, desired.manifests) and not is_over(job)
+            if (ends or (trains and stage in EXPORTS)) and not is_deleting(job):
+                await self._api.delete(BATCH_JOBS, job)
+                DECISIONS.labels("end_stage_job").inc()
+
+    async def _jobs(self, status: StatusBuilder) -> list[tuple[Stage, Object]]:
+        """The recipe's own Jobs of all stages, whatever its status has of them."""
+        stages = {f"{object_name(status.key.name)}-{stage.role}": stage for stage in STAGES}
+        found = await find_own(self._api, BATCH_JOBS, status)
+        named = [(stages.get(job["metadata"]["name"]), job) for job in found]
+        return [
+            (stage, job)
+            for stage, job in named
+            if stage is not None and batch_job_obstacle(status, job) is None
+        ]
 
     async def _end_exports(self, status: StatusBuilder, desired: DesiredState) -> Requeue | None:
         """Delete export Jobs of an earlier training of the run; None once they are gone.
@@ -175,7 +213,7 @@ class Stages:
         They would read a checkpoint that the training may delete, and theirs is not its result.
         """
         waits = None
-        for stage in (EXPORT, EXPORT_BEST):
+        for stage in EXPORTS:
             name = f"{desired.manifests.job['metadata']['name']}-{stage.role}"
             job = await self._api.get(BATCH_JOBS, status.key.namespace, name)
             if job is None or batch_job_obstacle(status, job) is not None:
@@ -219,7 +257,7 @@ class Stages:
 
     async def _export(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:
         """Export the newest checkpoint, then the best; None once those that are asked for are done."""
-        asked = [s for s in (EXPORT, EXPORT_BEST) if manifest_of(s, desired.manifests) is not None]
+        asked = [s for s in EXPORTS if manifest_of(s, desired.manifests) is not None]
         if not asked:
             status.remove_conditions(EXPORT.condition)
         elif len(asked) == 1:
@@ -255,7 +293,7 @@ class Stages:
         existing = await self._api.get(BATCH_JOBS, status.key.namespace, body["metadata"]["name"])
         if existing is None:
             # An export follows a training job, which has the policy.
-            before = stage not in (EXPORT, EXPORT_BEST)
+            before = stage not in EXPORTS
             if before and (obstacle := await self._policy_obstacle(status, desired)) is not None:
                 return set_stage_obstacle(status, stage, obstacle), []
             status.set(phase=stage.phase)

@@ -104,6 +104,8 @@ EXPORT: Final = Stage(
     "; --to is spec.export.huggingFace.path, where export.when has both with /best or /end",
 )
 EXPORT_BEST: Final = replace(EXPORT, role=ROLE_EXPORT_BEST, noun="export of the best checkpoint")
+STAGES: Final = (IMPORT, PREPARATION, CHECK, EXPORT, EXPORT_BEST)
+EXPORTS: Final = (EXPORT, EXPORT_BEST)
 CONVERSIONS: Final = {IMPORT: "imported", EXPORT: "exported", EXPORT_BEST: "exported_best"}
 """Stage -> field of the status that holds what is complete."""
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
@@ -242,6 +244,13 @@ def manifest_of(stage: Stage, manifests: Manifests) -> Object | None:
     if stage is IMPORT:
         return manifests.import_job
     return manifests.export_job if stage is EXPORT else manifests.export_best_job
+
+
+def is_needed(stage: Stage, manifests: Manifests) -> bool:
+    """Whether the run has a Job of this stage, done or not."""
+    if stage in CONVERSIONS:
+        return manifest_of(stage, manifests) is not None
+    return (manifests.prepare_job if stage is PREPARATION else manifests.check_job) is not None
 
 
 def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> ConversionStatus | None:

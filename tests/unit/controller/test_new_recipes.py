@@ -30,6 +30,7 @@ def run() -> Iterator[Run]:
 def new_run(planning: Any = None) -> Run:
     run = Run(planning)
     run.edit(checkpoint={"volume": {"size": "1Ti"}})
+    run.api.recipe["metadata"]["generation"] = 1
     run.api.recipe["status"] = {"observedGeneration": -1}  # the default of the API server
     run.operator.caches.first_runs.listed([])
     return run

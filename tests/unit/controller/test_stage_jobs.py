@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.controller import job_events
 
 from tests.unit.controller.converting import IMPORT, converting_run, reconcile
@@ -38,7 +39,8 @@ def test_why_a_job_has_no_pods_is_reported_until_it_has_one(
 def test_suspending_ends_an_import_and_continuing_begins_it_again(run: Run) -> None:
     reconcile(run)
     status = {"phase": "Running"}
-    run.api.batch_pods = [{"metadata": {"name": f"{IMPORT}-x"}, "spec": {}, "status": status}]
+    metadata = {"name": f"{IMPORT}-x", "labels": {LABEL_ROLE: "import"}}
+    run.api.batch_pods = [{"metadata": metadata, "spec": {}, "status": status}]
     run.edit(suspend=True)
     reconcile(run)
     assert IMPORT not in run.api.batch_jobs
