@@ -187,9 +187,9 @@ class Reason(StrEnum):
     )
     JOB_REFUSED = (
         "JobRefused",
-        "`Running=False`",
-        "The API server rejected the training job, its NetworkPolicy or the Secret with its gang's token; "
-        "the message is the API server's.",
+        "`Running=False`, `Prepared=False`",
+        "The API server rejected the training job, its NetworkPolicy or the Secret with its gang's token, "
+        "or to delete the job that an edit replaces, which trains on; the message is the API server's.",
         "Correct the recipe, or the admission policy that rejects it.",
     )
     NAME_TAKEN = (

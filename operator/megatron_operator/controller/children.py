@@ -203,6 +203,23 @@ class Children:
         kept = snapshot.job_phase is JobPhase.ACTIVE and not named
         return await self._set_priority_class(snapshot.existing_job, desired) or kept
 
+    async def delete_outdated(self, status: StatusBuilder, job: Object, *, running: bool) -> Requeue | None:
+        """Delete the job of an earlier generation; a Requeue while the API server refuses that.
+
+        `running` is as for `set_blocked`.
+        """
+        if is_deleting(job):
+            return None
+        try:
+            await self._api.delete(training_jobs(job), job)
+        except ApiError as error:
+            if not error.refused:
+                raise
+            message = f"the job is not replaced, because it cannot be deleted: {error.message}"
+            return set_obstacle(status, Obstacle(Reason.JOB_REFUSED, message, LATER), running=running)
+        DECISIONS.labels("replace_job").inc()
+        return None
+
     async def _set_priority_class(self, job: Object, desired: DesiredState) -> bool:
         """Give a job that exists its WorkloadPriorityClass; False where only another job can have it."""
         wanted = desired.manifests.job

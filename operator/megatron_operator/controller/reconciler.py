@@ -10,10 +10,9 @@ from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import EXPECTED_ERRORS, ApiClient, ApiError
-from megatron_operator.controller.api_resources import RECIPES, training_jobs
+from megatron_operator.controller.api_resources import RECIPES
 from megatron_operator.controller.children import JOB_EXISTS, Children
 from megatron_operator.controller.events import EventPoster
-from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.recipe_planner import RecipePlanner, Unplanned
@@ -276,8 +275,15 @@ class Reconciler:
             # Where the run had succeeded, the edit has it train on.
             status.remove_conditions(Condition.SUCCEEDED)
             blocked = await self._children.ensure_claims(status, desired, running=running)
+        outdated = False
+        if blocked is None and job is not None:
+            current = same or trained
+            outdated = not current or not await self._children.has_priority(status, snapshot, desired)
+            if outdated:
+                # Before the status records that this generation is observed: a restart must find it undone.
+                blocked = await self._children.delete_outdated(status, job, running=running)
         if blocked is not None and job is not None:
-            # The generation is not observed yet: the job is replaced once the claims exist.
+            # The generation is not observed yet: the job is replaced once the claims exist, or it may be.
             waits = await self._supervisor.supervise(status, snapshot) if running else DONE
             return waits.within(blocked.after, blocked.reason)
         if same or not trained:
@@ -289,8 +295,8 @@ class Reconciler:
             return Result(requeue=blocked)
         if job is None:
             return await self._start(status, snapshot, desired, edited=edited)
-        if not (same or trained) or not await self._children.has_priority(status, snapshot, desired):
-            return await self._replace(status, snapshot)
+        if outdated:
+            return self._replaced(status, snapshot)
         if same:
             set_prepared(status, desired)
         return await self._follow(status, snapshot, desired)
@@ -327,15 +333,11 @@ class Reconciler:
             return PLAN_PENDING
         return (await self._supervisor.supervise(status, snapshot)).within(LATER, BEING_PLANNED)
 
-    async def _replace(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
-        """Delete the job of an earlier generation; the next reconcile creates the new one."""
+    def _replaced(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+        """The job of an earlier generation is deleted; the next reconcile creates the new one."""
         self._supervisor.gives_up_pods(status.key)
         update_iteration(status, snapshot)
         set_job_replaced(status)
-        if not is_deleting(snapshot.existing_job):
-            # Before the status records that this generation is observed: a restart must find it undone.
-            await self._api.delete(training_jobs(snapshot.existing_job), snapshot.existing_job)
-            DECISIONS.labels("replace_job").inc()
         return wait(SOON, Reason.JOB_REPLACED)
 
     async def _start(
