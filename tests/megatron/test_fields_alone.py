@@ -11,6 +11,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from pydantic import ValidationError
+from real_model import sizes
 from stages import Megatron, NotAccepted
 
 SECTIONS: dict[str, type[ApiModel]] = {
@@ -22,6 +23,16 @@ DENSE = {"recipe": "llama3-8b", "accelerator": {"type": "h100-sxm", "count": 64}
 LEARNED_POSITIONS = {"recipe": "gpt3-1.3b", "accelerator": {"type": "a100-80", "count": 8}}
 EXPERTS = {"recipe": "mixtral-8x7b", "accelerator": {"type": "h100-sxm", "count": 64}}
 EXPERT_GROUPS = {"recipe": "deepseek-v3", "accelerator": {"type": "h100-sxm", "count": 1024}}
+LATENT = {
+    "accelerator": {"type": "h100-sxm", "count": 8},
+    "model": {
+        **{"numLayers": 2, "hiddenSize": 512, "ffnHiddenSize": 1024, "numAttentionHeads": 8, "swiglu": True},
+        **{"multiLatentAttention": True, "qLoraRank": 64, "kvLoraRank": 32, "qkHeadDim": 64},
+        **{"qkPosEmbHeadDim": 32, "vHeadDim": 64, "vocabSize": 32000, "normalization": "RMSNorm"},
+        **{"maxPositionEmbeddings": 512, "disableBiasLinear": True},
+    },
+    "training": {"seqLength": 512, "globalBatchSize": 8, "trainIters": 10, "lr": 1e-4, "bf16": True},
+}
 OF_EXPERTS = ("model.moe", "model.mtp", "parallelism.expert", "parallelism.pipeline", "parallelism.num")
 """Fields that a model with experts answers otherwise."""
 COUNTS = (0, 1, 2, 7, 9)
@@ -114,3 +125,17 @@ def test_a_field_that_megatron_refuses_is_refused_before_a_run_exists(
     refused, started = refused_by_megatron_alone(megatron, base, prefixes)
     assert refused == []
     assert started > accepted
+
+
+def test_latent_attention_is_built_with_each_position_embedding_that_is_accepted(megatron: Megatron) -> None:
+    choices = dict(fields(("model.positionEmbeddingType",)))
+    built = []
+    for path, schema in choices.items():
+        for value in values(path, schema):
+            try:
+                case = cases.build(path, with_field(LATENT, path, value), packages=())
+            except InvalidRecipeError:
+                continue
+            built.append(value)
+            assert sizes(megatron, case.words).total > 0
+    assert built == ["learned_absolute", "rope", "none"]

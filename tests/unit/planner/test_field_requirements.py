@@ -10,6 +10,7 @@ from tests.unit.planner.conftest import Resolve
 
 EXPERTS = ("mixtral-8x7b", 64, "h100-sxm")
 GROUPS = ("deepseek-v3", 1024, "h100-sxm")
+LATENT = ("deepseek-v2", 128, "h100-sxm")
 LEARNED = ("gpt3-1.3b", 8, "a100-80")
 
 
@@ -48,6 +49,13 @@ def refused(resolve: Resolve, of: tuple[str, int, str], **spec: Any) -> list[str
             "2 experts of each of 4 groups, and moeRouterNumGroups 256 leaves 1 in one",
             "set at most 128",
         ),
+        (
+            LATENT,
+            {"positionEmbeddingType": "yarn"},
+            "positionEmbeddingType",
+            "yarn with multiLatentAttention",
+            "set positionEmbeddingType: rope and ropeType: yarn",
+        ),
         (LEARNED, {"mtpNumLayers": 1}, "mtpNumLayers", "learned_absolute", "positionEmbeddingType: rope"),
         (
             GROUPS,
@@ -78,6 +86,7 @@ def test_a_field_of_the_model_is_refused_with_what_it_excludes(
         (EXPERTS, {"moeRouterTopk": 1, "moeRouterPreSoftmax": True}),
         (EXPERTS, {"moeRouterTopk": 1, "moeRouterScoreFunction": "sigmoid"}),
         (EXPERTS, {"moeRouterEnableExpertBias": True, "moeRouterScoreFunction": "sigmoid"}),
+        (LATENT, {"positionEmbeddingType": "rope", "ropeType": "yarn"}),
         (GROUPS, {"moeRouterNumGroups": 4}),
         (GROUPS, {"moeRouterNumGroups": 128}),
         (LEARNED, {"mtpNumLayers": 1, "positionEmbeddingType": "rope"}),

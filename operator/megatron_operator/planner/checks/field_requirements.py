@@ -1,7 +1,7 @@
 """Typed fields that Megatron refuses beside another one when it starts.
 
-Sources: `validate_args`, `TransformerConfig.__post_init__` and `group_limited_topk` of megatron-core 0.19.2.
-tests/megatron/test_fields_alone.py gives each field by itself to both.
+Sources: `validate_args`, `TransformerConfig.__post_init__`, `GPTModel` and `group_limited_topk` of
+megatron-core 0.19.2. tests/megatron/test_fields_alone.py gives each field by itself to all but `GPTModel`.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def field_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for fields with which Megatron's own loop does not start."""
     if resolved.engine != "megatron":
         return []
-    found = [*_attention_errors(resolved)]
+    found = [*_attention_errors(resolved), *_position_errors(resolved)]
     if resolved.model.num_experts:
         found += [*_topk_errors(resolved), *_group_errors(resolved)]
     if not has_own_image(resolved):
@@ -46,6 +46,21 @@ def _attention_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
             f"{training.attention_backend}, {message}",
             "set auto or unfused, or bf16: true",
         )
+
+
+def _position_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Latent attention rotates by itself: `GPTModel` has no settings of YaRN for it."""
+    model = resolved.model
+    if not model.multi_latent_attention or model.position_embedding_type != "yarn":
+        return
+    yield _error(
+        resolved,
+        {
+            "positionEmbeddingType": "set positionEmbeddingType: rope and ropeType: yarn",
+            "multiLatentAttention": "set positionEmbeddingType: rope and ropeType: yarn, or leave it out",
+        },
+        "positionEmbeddingType yarn with multiLatentAttention, whose YaRN is a ropeType",
+    )
 
 
 def _topk_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
