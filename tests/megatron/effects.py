@@ -47,8 +47,13 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "moe_aux_loss_coeff": lambda a: any(
         "aux" in kind for kind in _listed(a["moe_router_load_balancing_type"])
     ),
-    "moe_router_bias_update_rate": lambda a: a["moe_router_enable_expert_bias"],
-    "moe_router_group_topk": lambda a: bool(a["moe_router_num_groups"]),
+    "moe_router_bias_update_rate": lambda a: a["moe_router_enable_expert_bias"] and not _by_sinkhorn(a),
+    "moe_router_enable_expert_bias": lambda a: not _by_sinkhorn(a),
+    "moe_router_group_topk": lambda a: bool(a["moe_router_num_groups"]) and not _by_sinkhorn(a),
+    "moe_router_num_groups": lambda a: not _by_sinkhorn(a),
+    "moe_router_pre_softmax": lambda a: not _by_sinkhorn(a),
+    "moe_router_score_function": lambda a: not _by_sinkhorn(a),
+    "moe_router_topk_scaling_factor": lambda a: not _by_sinkhorn(a),
     "moe_shared_expert_gate": lambda a: bool(a["moe_shared_expert_intermediate_size"]),
     "mtp_loss_scaling_factor": lambda a: bool(a["mtp_num_layers"]),
     "num_query_groups": lambda a: a["group_query_attention"],
@@ -184,3 +189,7 @@ def _plain(value: Any) -> Any:
 
 def _listed(value: object) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
+
+def _by_sinkhorn(settings: Settings) -> bool:
+    return "sinkhorn" in _listed(settings["moe_router_load_balancing_type"])

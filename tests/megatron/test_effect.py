@@ -98,6 +98,12 @@ def test_the_check_detects_a_missing_flag(megatron: Megatron) -> None:
     assert unmet(megatron, words, megatron.start(words, 8)) == ["--moe-router-topk", "--rotary-base"]
 
 
+def test_the_check_detects_what_sinkhorn_ignores(megatron: Megatron) -> None:
+    experts = "--num-experts 8 --disable-bias-linear --moe-router-load-balancing-type sinkhorn"
+    words = [*PLAIN, *experts.split(), "--moe-router-score-function", "sigmoid"]
+    assert unmet(megatron, words, megatron.start(words, 8)) == ["--moe-router-score-function"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -9,6 +9,7 @@ from typing import Final
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.checks.ineffective_flags import without_ineffective_settings
 from megatron_operator.planner.checks.own_image import has_own_image
 
 _MODEL: Final = "spec.model."
@@ -21,6 +22,7 @@ def field_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for fields with which Megatron's own loop does not start."""
     if resolved.engine != "megatron":
         return []
+    resolved = without_ineffective_settings(resolved)
     found = [*_attention_errors(resolved), *_position_errors(resolved)]
     if resolved.model.num_experts:
         found += [*_topk_errors(resolved), *_group_errors(resolved)]

@@ -20,6 +20,16 @@ _YARN = (
     "yarn_beta_slow",
     "no_yarn_correction_range_round_to_int",
 )
+_LEFT_TO_SINKHORN = (
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_topk_scaling_factor",
+    "moe_router_enable_expert_bias",
+    "moe_router_bias_update_rate",
+)
+"""Sinkhorn chooses experts and their weights from the logits alone (`sinkhorn_load_balancing`)."""
 _SECTIONS: dict[str, type[ApiModel]] = {
     "model": ModelSpec,
     "training": TrainingSpec,
@@ -62,14 +72,7 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
             if name.startswith("moe_"):
                 yield "model", name, "numExperts"
     else:
-        if not m.moe_shared_expert_intermediate_size:
-            yield "model", "moe_shared_expert_gate", "moeSharedExpertIntermediateSize"
-        if not m.moe_router_num_groups:
-            yield "model", "moe_router_group_topk", "moeRouterNumGroups"
-        if not m.moe_router_enable_expert_bias:
-            yield "model", "moe_router_bias_update_rate", "moeRouterEnableExpertBias: true"
-        if "aux" not in (m.moe_router_load_balancing_type or "aux_loss"):
-            yield "model", "moe_aux_loss_coeff", "a moeRouterLoadBalancingType with aux_loss"
+        yield from _of_experts(m)
     if not m.multi_latent_attention:
         # DeepSeek-V4's attention compresses queries too.
         compressed = isinstance(m, Architecture) and m.csa_compress_ratios is not None
@@ -87,6 +90,20 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
         yield "parallelism", "cp_comm_type", "contextParallelSize above 1"
     if p.overlap_grad_reduce is False:
         yield "parallelism", "ddp_bucket_size", "overlapGradReduce: true"
+
+
+def _of_experts(m: ModelSpec) -> Iterator[tuple[str, str, str]]:
+    if not m.moe_shared_expert_intermediate_size:
+        yield "model", "moe_shared_expert_gate", "moeSharedExpertIntermediateSize"
+    if not m.moe_router_num_groups:
+        yield "model", "moe_router_group_topk", "moeRouterNumGroups"
+    if not m.moe_router_enable_expert_bias:
+        yield "model", "moe_router_bias_update_rate", "moeRouterEnableExpertBias: true"
+    if "aux" not in (m.moe_router_load_balancing_type or "aux_loss"):
+        yield "model", "moe_aux_loss_coeff", "a moeRouterLoadBalancingType with aux_loss"
+    if m.moe_router_load_balancing_type == "sinkhorn":
+        for name in _LEFT_TO_SINKHORN:
+            yield "model", name, "a moeRouterLoadBalancingType other than sinkhorn"
 
 
 def alias(section: str, name: str) -> str:

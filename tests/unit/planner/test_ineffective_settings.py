@@ -1,0 +1,55 @@
+"""Settings without effect: refused where the recipe itself sets them, dropped with a note of the catalog."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.planner import megatron_arguments, plan
+
+from tests.unit.planner.conftest import Resolve
+
+EXPERTS = ("mixtral-8x7b", 64)
+GROUPS = ("deepseek-v3", 1024)
+SINKHORN = {"moeRouterLoadBalancingType": "sinkhorn"}
+OTHER_BALANCING = "a moeRouterLoadBalancingType other than sinkhorn"
+
+
+@pytest.mark.parametrize(
+    ("of", "spec", "field", "need"),
+    [
+        *(
+            (EXPERTS, {"model": SINKHORN | {name: value}}, f"model.{name}", OTHER_BALANCING)
+            for name, value in {
+                "moeRouterScoreFunction": "sigmoid",
+                "moeRouterPreSoftmax": True,
+                "moeRouterNumGroups": 2,
+                "moeRouterGroupTopk": 1,
+                "moeRouterTopkScalingFactor": 2.5,
+                "moeRouterEnableExpertBias": True,
+                "moeRouterBiasUpdateRate": 0.01,
+            }.items()
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_refused_with_what_it_needs(
+    resolve: Resolve, of: tuple[str, int], spec: dict[str, Any], field: str, need: str
+) -> None:
+    with pytest.raises(InvalidRecipeError) as invalid:
+        plan(resolve(*of, **spec))
+    section, name = field.split(".")
+    error = f"spec.{field}: {spec[section][name]} has no effect without {need}; set {need}, or leave it out"
+    assert error in [str(each) for each in invalid.value.errors]
+
+
+def test_settings_of_the_catalog_that_sinkhorn_replaces_are_dropped_with_a_note(resolve: Resolve) -> None:
+    resolved = resolve(*GROUPS, model=SINKHORN)
+    planned = plan(resolved)
+    note = f"model.moeRouterNumGroups 8 of the catalog is dropped: it has no effect without {OTHER_BALANCING}"
+    assert note in planned.notes
+    words = megatron_arguments(resolved, planned, "run")
+    for name in ("score-function", "num-groups", "group-topk", "topk-scaling-factor", "enable-expert-bias"):
+        assert f"--moe-router-{name}" not in words
+
+
+def test_groups_of_the_catalog_that_sinkhorn_replaces_need_not_divide_the_experts(resolve: Resolve) -> None:
+    assert plan(resolve(*GROUPS, model=SINKHORN | {"numExperts": 252})).world_size == GROUPS[1]
