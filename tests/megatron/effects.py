@@ -66,7 +66,7 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "rope_scaling_factor": lambda a: a["use_rope_scaling"],
     "rotary_": lambda a: a["position_embedding_type"] in ("rope", "yarn", "mrope"),
     "rotary_scaling_factor": lambda a: "yarn" in (a["position_embedding_type"], a["rope_type"]),
-    "use_rope_scaling": lambda a: a["position_embedding_type"] == "rope",
+    "use_rope_scaling": lambda a: a["position_embedding_type"] == "rope" and not a["multi_latent_attention"],
     "v_head_dim": lambda a: a["multi_latent_attention"],
     "window_attn_skip_freq": lambda a: bool(a["window_size"]),
     "yarn_": lambda a: a["rope_type" if a["multi_latent_attention"] else "position_embedding_type"] == "yarn",

@@ -49,7 +49,7 @@ def ineffective_settings(resolved: ResolvedRecipe) -> dict[tuple[str, str], str]
 def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
     m, t, p = resolved.model, resolved.training, resolved.parallelism
     if m.position_embedding_type not in ("rope", "yarn"):
-        for name in ("rotary_base", "rotary_percent", "use_rope_scaling", "no_rope_fusion"):
+        for name in ("rotary_base", "rotary_percent", "no_rope_fusion"):
             yield "model", name, "positionEmbeddingType rope"
     if m.position_embedding_type != "yarn" and m.rope_type != "yarn":
         yield "model", "rotary_scaling_factor", "positionEmbeddingType yarn"
@@ -67,6 +67,9 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
         yield "model", "window_attn_skip_freq", "windowSize"
     if not m.use_rope_scaling:
         yield "model", "rope_scaling_factor", "useRopeScaling: true"
+    if m.position_embedding_type != "rope" or m.multi_latent_attention:
+        for name in ("use_rope_scaling", "rope_scaling_factor"):
+            yield "model", name, "positionEmbeddingType rope without multiLatentAttention"
     if not m.num_experts:
         for name in ModelSpec.model_fields:
             if name.startswith("moe_"):
