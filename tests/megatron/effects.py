@@ -29,6 +29,7 @@ READ_BY_THE_LOOP = {
 NEEDS: dict[str, Callable[[Settings], bool]] = {
     "activation_func_clamp_value": lambda a: a["quick_geglu"],
     "adam_": lambda a: "adam" in a["optimizer"] or "muon" in a["optimizer"],
+    "add_qkv_bias": lambda a: not a["multi_latent_attention"],
     "account_for_": lambda a: a["pipeline_model_parallel_size"] > 1,
     "cp_comm_type": lambda a: a["context_parallel_size"] > 1,
     "decoder_first_": lambda a: a["pipeline_model_parallel_size"] > 1,
@@ -38,6 +39,9 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "fp4_": lambda a: bool(a["fp4"]),
     "fp8_": lambda a: bool(a["fp8"]),
     "glu_linear_offset": lambda a: a["quick_geglu"],
+    "kv_channels": lambda a: (
+        not a["multi_latent_attention"] or a["hidden_size"] % a["num_attention_heads"] > 0
+    ),
     "kv_lora_rank": lambda a: a["multi_latent_attention"],
     "lr_decay_iters": lambda a: bool(a["train_iters"]) and not a["train_samples"],
     "lr_decay_samples": lambda a: bool(a["train_samples"]),
@@ -65,6 +69,7 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "recompute_modules": lambda a: a["recompute_granularity"] == "selective",
     "rope_scaling_factor": lambda a: a["use_rope_scaling"],
     "rotary_": lambda a: a["position_embedding_type"] in ("rope", "yarn", "mrope"),
+    "rotary_percent": lambda a: not a["multi_latent_attention"] or a["rope_type"] == "rope",
     "rotary_scaling_factor": lambda a: "yarn" in (a["position_embedding_type"], a["rope_type"]),
     "use_rope_scaling": lambda a: a["position_embedding_type"] == "rope" and not a["multi_latent_attention"],
     "v_head_dim": lambda a: a["multi_latent_attention"],

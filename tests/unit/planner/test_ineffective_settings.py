@@ -15,6 +15,7 @@ GROUPS = ("deepseek-v3", 1024)
 SINKHORN = {"moeRouterLoadBalancingType": "sinkhorn"}
 YARN = {"positionEmbeddingType": "yarn", "useRopeScaling": True, "ropeScalingFactor": 8}
 SCALED = "positionEmbeddingType rope without multiLatentAttention"
+OTHER_ATTENTION = "a model without multiLatentAttention"
 OTHER_BALANCING = "a moeRouterLoadBalancingType other than sinkhorn"
 
 
@@ -36,6 +37,9 @@ OTHER_BALANCING = "a moeRouterLoadBalancingType other than sinkhorn"
         (DENSE, {"model": YARN}, "model.useRopeScaling", SCALED),
         (DENSE, {"model": YARN}, "model.ropeScalingFactor", SCALED),
         (LATENT, {"model": {"useRopeScaling": True}}, "model.useRopeScaling", SCALED),
+        (LATENT, {"model": {"kvChannels": 64}}, "model.kvChannels", OTHER_ATTENTION),
+        (LATENT, {"model": {"addQkvBias": True}}, "model.addQkvBias", OTHER_ATTENTION),
+        (LATENT, {"model": {"ropeType": "yarn", "rotaryPercent": 1}}, "model.rotaryPercent", "ropeType rope"),
     ],
 )
 def test_a_setting_without_effect_is_refused_with_what_it_needs(
@@ -59,3 +63,14 @@ def test_settings_of_the_catalog_that_sinkhorn_replaces_are_dropped_with_a_note(
 
 def test_groups_of_the_catalog_that_sinkhorn_replaces_need_not_divide_the_experts(resolve: Resolve) -> None:
     assert plan(resolve(*GROUPS, model=SINKHORN | {"numExperts": 252})).world_size == GROUPS[1]
+
+
+def test_latent_attention_keeps_a_width_that_megatron_requires_of_undivided_heads(resolve: Resolve) -> None:
+    """2048 is no multiple of the 20 heads of GLM-4.7-Flash."""
+    resolved = resolve("glm4.7-flash", 64, model={"kvChannels": 128})
+    words = megatron_arguments(resolved, plan(resolved), "run")
+    assert words[words.index("--kv-channels") + 1] == "128"
+
+
+def test_latent_attention_rotates_a_part_of_its_positions_with_rope(resolve: Resolve) -> None:
+    assert plan(resolve(*LATENT, model={"rotaryPercent": 0.5})).world_size == LATENT[1]

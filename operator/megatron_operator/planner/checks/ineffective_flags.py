@@ -54,8 +54,7 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
     if m.position_embedding_type != "yarn" and m.rope_type != "yarn":
         yield "model", "rotary_scaling_factor", "positionEmbeddingType yarn"
     if m.multi_latent_attention:
-        # Megatron always rounds there.
-        yield "model", "no_yarn_correction_range_round_to_int", "a model without multiLatentAttention"
+        yield from _of_latent_attention(m)
     needed = "ropeType" if m.multi_latent_attention else "positionEmbeddingType"
     if (m.rope_type if m.multi_latent_attention else m.position_embedding_type) != "yarn":
         for name in _YARN:
@@ -93,6 +92,18 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
         yield "parallelism", "cp_comm_type", "contextParallelSize above 1"
     if p.overlap_grad_reduce is False:
         yield "parallelism", "ddp_bucket_size", "overlapGradReduce: true"
+
+
+def _of_latent_attention(m: ModelSpec) -> Iterator[tuple[str, str, str]]:
+    """It has widths and projections of its own, and always rounds YaRN's range."""
+    other = "a model without multiLatentAttention"
+    yield "model", "no_yarn_correction_range_round_to_int", other
+    yield "model", "add_qkv_bias", other
+    if (m.hidden_size or 0) % (m.num_attention_heads or 1) == 0:
+        # Megatron requires it of other widths all the same (`validate_args`).
+        yield "model", "kv_channels", other
+    if m.rope_type != "rope":
+        yield "model", "rotary_percent", "ropeType rope"
 
 
 def _of_experts(m: ModelSpec) -> Iterator[tuple[str, str, str]]:
