@@ -34,6 +34,13 @@ OTHER_BALANCING = "a moeRouterLoadBalancingType other than sinkhorn"
                 "moeRouterBiasUpdateRate": 0.01,
             }.items()
         ),
+        (EXPERTS, {"model": {"moeRouterNumGroups": 2}}, "model.moeRouterNumGroups", "moeRouterGroupTopk"),
+        (
+            EXPERTS,
+            {"model": {"moeRouterScoreFunction": "sigmoid", "moeRouterPreSoftmax": True}},
+            "model.moeRouterPreSoftmax",
+            "moeRouterScoreFunction softmax",
+        ),
         (DENSE, {"model": YARN}, "model.useRopeScaling", SCALED),
         (DENSE, {"model": YARN}, "model.ropeScalingFactor", SCALED),
         (LATENT, {"model": {"useRopeScaling": True}}, "model.useRopeScaling", SCALED),

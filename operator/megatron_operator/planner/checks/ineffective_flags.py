@@ -111,6 +111,10 @@ def _of_experts(m: ModelSpec) -> Iterator[tuple[str, str, str]]:
         yield "model", "moe_shared_expert_gate", "moeSharedExpertIntermediateSize"
     if not m.moe_router_num_groups:
         yield "model", "moe_router_group_topk", "moeRouterNumGroups"
+    if not m.moe_router_group_topk:
+        yield "model", "moe_router_num_groups", "moeRouterGroupTopk"
+    if m.moe_router_score_function not in (None, "softmax"):
+        yield "model", "moe_router_pre_softmax", "moeRouterScoreFunction softmax"
     if not m.moe_router_enable_expert_bias:
         yield "model", "moe_router_bias_update_rate", "moeRouterEnableExpertBias: true"
     if "aux" not in (m.moe_router_load_balancing_type or "aux_loss"):
