@@ -364,3 +364,15 @@ def test_flags_that_no_other_setting_helps_are_refused(
 def test_a_flag_that_is_off_needs_nothing(resolve: Any) -> None:
     off = {"delay-wgrad-compute": False, "moe-shared-expert-overlap": False, "exp-avg-dtype": "fp32"}
     assert errors(resolve("llama3-8b", 8, megatronArgs=off)) == []
+
+
+@pytest.mark.parametrize("style", ["linear", "cosine"])
+def test_a_constant_weight_decay_is_refused_beside_one_that_grows(resolve: Any, style: str) -> None:
+    ends = {"start-weight-decay": 0.01, "end-weight-decay": 0.1}
+    args, constant = ends | {"weight-decay-incr-style": style}, {"weightDecay": 0.2}
+    (found,) = errors(resolve("llama3-8b", 8, megatronArgs=args, training=constant))
+    field = "spec.training.weightDecay"
+    assert found.startswith(f"{field}: 0.2 has no effect with megatronArgs.weight-decay-incr-style {style}; ")
+    assert errors(resolve("llama3-8b", 8, megatronArgs=args)) == []
+    constantly = {"weight-decay-incr-style": "constant"}
+    assert errors(resolve("llama3-8b", 8, megatronArgs=constantly, training=constant)) == []

@@ -319,7 +319,7 @@ def _of_other_precisions(resolved: ResolvedRecipe) -> Iterator[FieldError]:
 
 
 def _weight_decay_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
-    """A weight decay that grows needs both ends, and a constant one has none (`validate_args`)."""
+    """A weight decay that grows needs both ends instead of a constant, which has none (`validate_args`)."""
     args = resolved.megatron_args
     style = args.get("weight-decay-incr-style", "constant")
     ends = [flag for flag in ("start-weight-decay", "end-weight-decay") if flag in args]
@@ -331,6 +331,11 @@ def _weight_decay_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     elif len(ends) < 2:
         message = f"{style} requires start-weight-decay and end-weight-decay"
         yield FieldError(_AT + "weight-decay-incr-style", message, "set both, or leave it out")
+    constant = resolved.training.weight_decay
+    if style != "constant" and constant is not None and resolved.is_set_by_user("training.weightDecay"):
+        message = f"{constant:g} has no effect with megatronArgs.weight-decay-incr-style {style}"
+        fix = "leave it out, or the style and both ends of its weight decay"
+        yield FieldError("spec.training.weightDecay", message, fix)
 
 
 def _interval_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
