@@ -105,7 +105,8 @@ def test_attention_of_no_layer_is_refused_with_the_kernel_instead(
 ) -> None:
     training = {"attentionBackend": "local", "transformerImpl": layers}
     found = refused(resolve, of, training=training)
-    assert any(each.startswith("spec.training.attentionBackend: local") for each in found)
+    [error] = [each for each in found if each.startswith("spec.training.attentionBackend: local")]
+    assert ("; set unfused, or leave it out: " in error) is (layers == "transformer_engine")
 
 
 @pytest.mark.parametrize("kernel", ["flash", "fused"])

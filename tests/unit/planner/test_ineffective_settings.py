@@ -47,6 +47,15 @@ OTHER_BALANCING = "a moeRouterLoadBalancingType other than sinkhorn"
         (LATENT, {"model": {"kvChannels": 64}}, "model.kvChannels", OTHER_ATTENTION),
         (LATENT, {"model": {"addQkvBias": True}}, "model.addQkvBias", OTHER_ATTENTION),
         (LATENT, {"model": {"ropeType": "yarn", "rotaryPercent": 1}}, "model.rotaryPercent", "ropeType rope"),
+        *(
+            (
+                DENSE,
+                {"training": {"transformerImpl": "local", "attentionBackend": kernel}},
+                "training.attentionBackend",
+                "transformerImpl transformer_engine",
+            )
+            for kernel in ("flash", "fused", "unfused")
+        ),
     ],
 )
 def test_a_setting_without_effect_is_refused_with_what_it_needs(
@@ -81,3 +90,14 @@ def test_latent_attention_keeps_a_width_that_megatron_requires_of_undivided_head
 
 def test_latent_attention_rotates_a_part_of_its_positions_with_rope(resolve: Resolve) -> None:
     assert plan(resolve(*LATENT, model={"rotaryPercent": 0.5})).world_size == LATENT[1]
+
+
+def test_the_kernel_of_attention_is_chosen_with_local_layers_too(resolve: Resolve) -> None:
+    training = {"transformerImpl": "local", "attentionBackend": "auto"}
+    assert plan(resolve(*DENSE, training=training)).world_size == DENSE[1]
+
+
+def test_a_specification_of_layers_may_have_kernels_of_attention(resolve: Resolve) -> None:
+    training = {"transformerImpl": "local", "attentionBackend": "flash"}
+    spec = {"spec": ["own.layers", "layers"]}
+    assert plan(resolve(*DENSE, training=training, megatronArgs=spec)).world_size == DENSE[1]

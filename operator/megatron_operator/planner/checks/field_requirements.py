@@ -37,7 +37,9 @@ def _attention_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
     is_local = isinstance(layers, list) and layers[:1] == ["local"]
     if resolved.training.attention_backend == "local" and not is_local:
         message = "local is refused by Megatron without a specification of layers of that name (--spec local)"
-        fix = "set unfused, or leave it out: with transformerImpl local, attention is local without it"
+        fix = "leave it out: with transformerImpl local, attention is local without it"
+        if resolved.training.transformer_impl != "local":
+            fix = f"set unfused, or {fix}"
         yield FieldError("spec.training.attentionBackend", message, fix)
     training = resolved.training
     in_fp32 = resolved.profile.platform == "gpu" and not (training.bf16 or training.fp16)

@@ -86,6 +86,10 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
     if t.optimizer == "sgd":
         for name in ("adam_beta1", "adam_beta2", "adam_eps"):
             yield "training", name, "optimizer adam"
+    has_one_kernel = t.transformer_impl == "local" and "spec" not in resolved.megatron_args
+    if has_one_kernel and t.attention_backend not in ("auto", "local"):
+        # Attention of local layers is `DotProductAttention`.
+        yield "training", "attention_backend", "transformerImpl transformer_engine"
     if not m.num_experts and (p.expert_tensor_parallel_size or 1) > 1:
         yield "parallelism", "expert_tensor_parallel_size", "numExperts"
     if p.context_parallel_size == 1 and resolved.is_set_by_user("parallelism.contextParallelSize"):
