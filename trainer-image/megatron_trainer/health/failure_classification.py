@@ -28,9 +28,11 @@ def classify_exits(
 ) -> Ending:
     """Return the exit that explains the others.
 
-    That is one of failed hardware, else one that would recur, else one with a cause of its own.
+    That is one of failed hardware, else one that would recur, else one with a cause of its own. If all lost
+    a peer it is the one that was reported first: the others may have lost that rank.
 
-    `codes`: exit codes by global rank, negative for a signal; `failures`: what ranks reported themselves.
+    `codes`: exit codes by global rank, negative for a signal; `failures`: what ranks reported themselves, in
+    the order of the reports.
     `stderr`: the last of what they wrote there.
     """
     endings = [
@@ -38,11 +40,14 @@ def classify_exits(
         for rank, code in sorted(codes.items())
     ]
     order = {ExitCode.PEER_LOST: 2, ExitCode.TERMINATED: 3}
+    reported = {rank: position for position, rank in enumerate(failures)}
 
-    def priority(ending: Ending) -> int:
+    def priority(ending: Ending) -> tuple[int, int]:
         if ending.evidence is not None:
-            return -1
-        return order.get(ending.code, 1) if ending.code.retryable else 0
+            return -1, 0
+        if ending.code is ExitCode.PEER_LOST and ending.rank is not None:
+            return order[ending.code], reported.get(ending.rank, len(reported))
+        return order.get(ending.code, 1) if ending.code.retryable else 0, 0
 
     return min(endings, key=priority)
 

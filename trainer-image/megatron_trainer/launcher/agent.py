@@ -280,10 +280,7 @@ class GangAgent(RankGroup):
         return self._device_errors.explain(self._kernel_log.explain(ending))
 
     def _classify_settled(self, result: RunResult) -> tuple[Ending, RunResult]:
-        """Classify the exits; a lost peer may be a rank of this pod that exits a moment later.
-
-        If all lose a peer, the first of them is the nearest to the cause.
-        """
+        """Classify the exits; a lost peer may be a rank of this pod that exits a moment later."""
         deadline = time.monotonic() + _OWN_RANKS_SECONDS
         ending = self._classify(result)
         while (
@@ -292,9 +289,7 @@ class GangAgent(RankGroup):
             and not self._generation_is_over()
         ):
             result = self._monitor_workers(self._worker_group)
-            later = self._classify(result)
-            if later.code != ExitCode.PEER_LOST:
-                ending = later
+            ending = self._classify(result)
         return ending, result
 
     def explain(self, error: ForkServerLostError) -> Ending:

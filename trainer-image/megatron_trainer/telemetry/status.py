@@ -113,7 +113,7 @@ class Status:
         self.set(phase="loading", generation=generation, resumed_from=resumed_from)
 
     def failures(self) -> dict[int, RankFailure]:
-        """Return the failures that ranks of this generation reported, by global rank."""
+        """Return the failures that ranks of this generation reported, by global rank, the first one first."""
         with self._lock:
             return dict(self._failures)
 

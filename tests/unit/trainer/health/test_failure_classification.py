@@ -125,6 +125,16 @@ def test_an_abort_is_classified_by_what_the_rank_wrote_to_stderr(
     assert ending.message.endswith(error)
 
 
+def test_of_ranks_that_all_lost_a_peer_the_first_report_explains_the_others(
+    oom_kills: OomKillCounter,
+) -> None:
+    failures = {3: RankFailure(140, "NCCL error: unhandled system error"), 1: LOST}
+    codes = {0: -signal.SIGABRT, 1: 140, 3: 140}
+    stderr = {0: f"{WATCHDOG}NCCL error: remote process exited or there was a network error\n"}
+    ending = classify_exits(codes, failures, oom_kills, stderr)
+    assert (ending.code, ending.rank) == (ExitCode.PEER_LOST, 3)
+
+
 def test_the_text_of_an_abort_is_reported_without_values_of_secrets(
     oom_kills: OomKillCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
