@@ -8,7 +8,6 @@ noticed a failure that one reports, and one that fell silent.
 import multiprocessing
 import os
 import resource
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from megatron_trainer.rendezvous.state import GenerationPlan
 from megatron_trainer.rendezvous.store import GangStore, StoreLostError
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
+from testkit.ports import free_port
+
 TOKEN = b"a token of the benchmark, not secret"
 POLL_SECONDS = 0.1
 HEARTBEAT_SECONDS = 1.0
@@ -31,13 +32,6 @@ Event = tuple[str, int, float]
 """What happened, the node rank, and a number: a time (monotonic seconds) or operations a second."""
 Seen = dict[str, dict[int, float]]
 """The numbers of all events by what happened and node rank."""
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Launcher:

@@ -12,11 +12,11 @@ from typing import Any
 
 from testkit.errors import CommandFailedError
 from testkit.kubectl import find_tool
+from testkit.ports import LOOPBACK, free_port
 
 BUCKET = "corpus"
 KEY, SECRET = "reader-of-the-corpus", "a secret of the tests"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-LOOPBACK = "127.0.0.1"
 START = 60.0
 """Seconds in which the server must listen."""
 
@@ -43,12 +43,6 @@ class ObjectStore:
         import s3fs
 
         return s3fs.S3FileSystem(endpoint_url=self.endpoint, key=KEY, secret=SECRET, skip_instance_cache=True)
-
-
-def free_port(address: str = LOOPBACK) -> int:
-    """A port of an address of this machine that nothing listens at."""
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager

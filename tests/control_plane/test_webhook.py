@@ -5,7 +5,6 @@ server calls the operator's process on this machine, with a certificate for that
 """
 
 import json
-import socket
 import subprocess
 from base64 import b64encode
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from localcluster.pki import Authority, Certificate
 from testkit.api_server import Api, Object
 from testkit.chart_installation import CHART
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from testkit.ports import free_port
 from testkit.waiting import wait_until
 from tests.control_plane.test_refusals_by_the_api_server import REFUSALS, validate
 from tests.control_plane.world import World
@@ -46,12 +46,6 @@ def of_kind(objects: list[Object], kind: str) -> Object:
     return next(
         item for item in objects if item["kind"] == kind and NAME.startswith(item["metadata"]["name"])
     )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

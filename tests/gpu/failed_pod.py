@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.gang import free_port
+from testkit.ports import free_port
 
 
 def termination_of_failed_pod(

@@ -13,10 +13,11 @@ import psutil
 import pytest
 import yaml
 
+from testkit.ports import free_port
 from tests.gpu.simulated import install
 from tests.gpu.simulated.control import CudaError, Devices
 from tests.gpu.simulated.recipe import adapt
-from tests.trainer.gang import free_port, until
+from tests.trainer.gang import until
 
 ROOT = Path(__file__).parents[2]
 VALUES = (

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import psutil
 from megatron_contract.environment import SAMPLES_DIR
 from megatron_trainer.data.sample_history import SampleHistory
 
+from testkit.ports import free_port
 from tests.trainer.warm_process import LAUNCHER, WarmLauncher, WarmProcess
 
 Launcher = subprocess.Popen[bytes] | WarmLauncher
@@ -60,12 +60,6 @@ def temporary_root() -> Path:
     root = Path(tempfile.mkdtemp(prefix="gangs-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _data_flags(corpus: Path) -> list[str]:

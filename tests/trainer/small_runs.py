@@ -24,6 +24,7 @@ from megatron_trainer.telemetry.reporter import FINISHED
 
 import testkit
 from testkit import image_text, omni_text, small_models, sound_text
+from testkit.ports import free_port
 from testkit.small_models import SmallModel
 from testkit.weights.warm import WarmConverter
 from tests.trainer import text_corpus
@@ -34,7 +35,7 @@ from tests.trainer.bridge_run import (
     write_samples,
     write_tokenizer,
 )
-from tests.trainer.gang import DEADLINE_SECONDS, free_port
+from tests.trainer.gang import DEADLINE_SECONDS
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS = 2

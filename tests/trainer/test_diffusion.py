@@ -15,9 +15,9 @@ from megatron_contract.exit_codes import ExitCode
 
 from testkit.latent_cases import FINE_TUNED, FLUX, PRETRAINED, WAN
 from testkit.latents import files, image, video, write_latents, write_tar
+from testkit.ports import free_port
 from testkit.small_diffusion import SMALL, TEXT
 from tests.trainer.bridge_run import RecipeGang
-from tests.trainer.gang import free_port
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS, SAVED_EVERY = 6, 2

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from testkit.ports import free_port
 from tests.trainer.curves import Curves, read_curves
-from tests.trainer.gang import free_port, until
+from tests.trainer.gang import until
 
 RUN_ID = "8c1f-uid"
 # Iterations of the first generation; the second repeats some of them.

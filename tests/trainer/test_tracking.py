@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from testkit.ports import free_port
 from tests.trainer.curves import read_curves
-from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training, free_port, until
+from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training, until
 
 ALL = list(range(1, TRAIN_ITERS + 1))
 

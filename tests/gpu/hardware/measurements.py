@@ -12,11 +12,11 @@ from typing import Any
 
 from megatron_operator.catalog.discovery import PRODUCTS
 
+from testkit.ports import free_port
 from tests.gpu.hardware import megatron_log
 from tests.gpu.hardware.megatron_log import Measured
 from tests.gpu.hardware.runs import ITERATIONS, Result, Runs, library_environment
 from tests.trainer.bridge_run import rendered_container
-from tests.trainer.gang import free_port
 
 ROOT = Path(__file__).parents[3]
 OBSERVER_SHARE = 0.005

@@ -22,6 +22,7 @@ from testkit import object_store
 from testkit.errors import CommandFailedError
 from testkit.kubectl import find_tool
 from testkit.object_store import BUCKET, ObjectStore
+from testkit.ports import free_port
 from testkit.waiting import wait_until
 from tests.unit.trainer.data.corpus import TEXTS, decoded, lines, with_template, write
 from tests.unit.trainer.data.disturbed_store import disturbed
@@ -243,7 +244,7 @@ def test_a_store_that_stays_away_is_worth_another_try_of_the_pod(
     tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "ATTEMPTS", 1)
-    endpoint = f"http://127.0.0.1:{object_store.free_port()}"
+    endpoint = f"http://127.0.0.1:{free_port()}"
     found = source(tmp_path, endpoint, {"path": f"s3://{BUCKET}/a.jsonl", "format": "jsonl"})
     error = refusal(tmp_path, tokenizer_dir, found)
     assert error.code == ExitCode.WORKER_DIED

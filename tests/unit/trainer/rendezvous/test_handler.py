@@ -19,14 +19,10 @@ from megatron_trainer.rendezvous.store import GangStore, StoreLostError
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.termination import Ending
 
+from testkit.ports import free_port
+
 KILLED = FailureReport(FailureKind.RANK, "rank 2 was killed by SIGKILL", 1, 2, detected_at=1000.0)
 LOST_A_PEER = FailureReport(FailureKind.POD, "rank 0: ncclSystemError", detected_at=1000.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -25,18 +25,14 @@ from megatron_trainer.rendezvous.store_channel import (
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.termination import Ending
 
+from testkit.ports import free_port
+
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
 def connect(store: GangStore, seconds: float = 30) -> GangStore:
     store.connect(time.monotonic() + seconds, lambda: False)
     return store
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

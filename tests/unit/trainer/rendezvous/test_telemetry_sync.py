@@ -13,7 +13,8 @@ from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.status import Status
 from megatron_trainer.telemetry.step_times import StepTimes
 
-from tests.unit.trainer.rendezvous.test_handler import free_port, pod
+from testkit.ports import free_port
+from tests.unit.trainer.rendezvous.test_handler import pod
 from tests.unit.trainer.telemetry.test_run_journal import record, write
 
 
