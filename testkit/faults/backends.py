@@ -15,12 +15,17 @@ CONTROLLERS = {"pytorchjob": (), "jobset": ("jobset",), "trainjob": ("jobset", "
 """Names of the controllers of a backend that are processes of the host, as `Cluster.components` has them."""
 OF_TRAINING_OPERATOR = "the training-operator is killed when a pod is gone"
 EXTENDED = (
+    "a rank is killed, master pod",
     "a launcher is killed, master",
+    "a pod receives SIGTERM",
     "a worker pod exits early with code 0",
     "the master pod exits early with code 0",
     "the newest checkpoint's .metadata is torn",
+    "the newest checkpoint's .metadata is truncated",
     "the newest checkpoint's metadata.json is torn",
+    "the newest checkpoint's metadata.json is truncated",
     "the newest checkpoint's tracker is torn",
+    "the newest checkpoint's tracker is truncated",
     "the newest checkpoint's tracker is empty",
     "a node is lost permanently",
 )

@@ -14,6 +14,7 @@ BRIDGE_ROWS = (
         kinds("rank"),
         SIGKILL,
         reported=("pod", "rank"),
+        extended=True,
     ),
     Row(
         "Megatron-Bridge: a rank hangs (SIGSTOP)",

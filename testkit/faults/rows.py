@@ -40,7 +40,7 @@ class Row:
     spec: Mapping[str, Any] = field(default_factory=dict)
     """Needs a run of its own with these fields in its recipe; the run ends with the row."""
     extended: bool = False
-    """Only in `make faults`: takes longer than a minute."""
+    """Only in `make faults`: takes longer than a minute, or repeats much of what a quick row shows."""
 
     @property
     def needs_own_run(self) -> bool:
@@ -60,6 +60,7 @@ RANKS = (
         kinds("rank"),
         SIGKILL,
         reported=("pod", "rank"),
+        extended=True,
     ),
     Row(
         "a rank is killed, worker pod",
@@ -116,7 +117,14 @@ PODS = (
         r"{pod}",
         reported=("pod",),
     ),
-    Row("a pod receives SIGTERM", inject.terminate_launcher, kinds("pod"), r"{pod}", reported=("pod",)),
+    Row(
+        "a pod receives SIGTERM",
+        inject.terminate_launcher,
+        kinds("pod"),
+        r"{pod}",
+        reported=("pod",),
+        extended=True,
+    ),
     Row("a pod is evicted", inject.evict_pod, kinds("pod"), r"{pod}|received SIGTERM", reported=("pod",)),
     Row(
         "a worker pod exits early with code 0",
@@ -136,6 +144,9 @@ PODS = (
 )
 
 
+_QUICK_DAMAGES = (("shard", "truncated"), ("tracker", "missing"))
+
+
 def _damaged(
     what: str, select: Callable[[Path], Path], resumes: Literal["newest", "older"]
 ) -> tuple[Row, ...]:
@@ -153,7 +164,7 @@ def _damaged(
             SIGKILL,
             resumes=resumes,
             # The trainer's tests damage each file in each way, with real ranks and without pods.
-            extended=how != "truncated" and (how, what) != ("missing", "tracker"),
+            extended=(what, how) not in _QUICK_DAMAGES,
         )
         for how, way in ways
     )

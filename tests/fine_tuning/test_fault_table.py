@@ -12,7 +12,7 @@ from testkit.run_pool import RunPool
 from tests.faults.conftest import ALL
 
 RECIPE = Path(__file__).with_name("all_weights.yaml")
-ITERATIONS, ITERATIONS_OF_ALL = 160, 400
+ITERATIONS, ITERATIONS_OF_ALL = 100, 400
 
 
 @pytest.fixture(scope="module")

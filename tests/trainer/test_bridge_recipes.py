@@ -22,8 +22,9 @@ from tests.trainer.small_runs import ITERATIONS, SmallRuns, Started, started
 from tests.trainer.warm_process import WarmProcess
 
 RUNS = tuple(started())
-SIZE = re.compile(r"_(\d|a\d)[^_]*")
-"""Words of a function's name that count parameters or GPUs, which a small model has none of."""
+OF_THE_MODEL = re.compile(r".*_(?=(pretrain|peft|sft)_)|_(\d|gb)[^_]*|_h100|_bf16|_config")
+"""What a function's name has of the model's generation and size and of the GPUs, which a small model has none
+of. What is left is how it trains, such as packed samples or another optimizer."""
 UNMOVED = (r"\.local_experts\.", r"vision.*\.[qk]_proj\.", r"\.(A_log|dt_bias)$")
 """Tensors that two short iterations may leave as they are: of experts that no token is for, of queries and
 keys of patches, which are alike in pictures of one colour, and of the decay in gated delta nets."""
@@ -93,10 +94,14 @@ def left_as_they_are(run: Started, notes: dict[str, Any]) -> set[str]:
 
 
 def each_kind_first() -> Iterator[Any]:
-    """All runs; one that differs from an earlier one in size or number of GPUs alone is marked `repeats`."""
+    """All runs; one that trains the small model of an earlier one, and likewise, is marked `repeats`."""
     seen = set()
     for run in RUNS:
-        kind = (small_models.of_recipe(run.entry).name, run.entry.modes[0], SIZE.sub("", run.function))
+        kind = (
+            small_models.of_recipe(run.entry).name,
+            run.entry.modes[0],
+            OF_THE_MODEL.sub("", run.function),
+        )
         marks = [pytest.mark.repeats] if kind in seen else []
         seen.add(kind)
         yield pytest.param(run, marks=marks, id=run.function)

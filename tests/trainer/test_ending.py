@@ -118,7 +118,7 @@ def test_a_store_lost_after_the_last_iteration_is_no_failure_of_any_pod(
     assert_same_training(gang, undisturbed)
 
 
-@pytest.mark.parametrize("when", ["die-when-done", "die-at-end"])
+@pytest.mark.parametrize("when", [pytest.param("die-when-done", marks=pytest.mark.repeats), "die-at-end"])
 def test_a_run_completes_when_its_master_is_lost_after_the_last_iteration(
     gang: Gang, undisturbed: Gang, when: str
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_node_that_does_not_answer_is_named_without_evidence_against_its_hardw
     assert message["message"].endswith("): did not answer")
 
 
+@pytest.mark.repeats
 def test_two_nodes_that_do_not_reach_each_other_train_since_neither_is_known_to_be_at_fault(
     gang: Gang,
 ) -> None:
