@@ -7,7 +7,7 @@ from typing import Any
 from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api.times import seconds, timestamp
-from megatron_operator.manifests.job_backends import node_rank, stable_name
+from megatron_operator.manifests.job_backends import newest_by_place, node_rank, stable_name
 
 Object = dict[str, Any]
 DETECTED_WITHIN = 60.0
@@ -41,6 +41,7 @@ def first_failed_pod(recipe: Object, pods: Sequence[Object]) -> FailedPod | None
     if not pods:
         return None
     ordered = sorted(pods, key=node_rank)
+    master = min(newest_by_place(pods), key=node_rank)
     recovery = (recipe.get("status") or {}).get("recovery") or {}
     incident = recovery.get("lastIncident") or {}
     detected = seconds(incident.get("time")) or 0.0
@@ -50,12 +51,12 @@ def first_failed_pod(recipe: Object, pods: Sequence[Object]) -> FailedPod | None
         found = _failed_pod(first.pod, None, first.previous, first.description)
         return replace(found, time=timestamp(first.time), exited=True)
     if not incident:
-        return _failed_pod(ordered[0], None, False, "nothing has failed; this is the master")
+        return _failed_pod(master, None, False, "nothing has failed; this is the master")
     failed = _pod_named(ordered, str(incident.get("pod")))
     if failed is None:
         why = f"the last incident: {incident['cause']}; this is the master"
-        found = _failed_pod(ordered[0], None, False, why)
-        return replace(found, time=incident.get("time"), replaced=_born(ordered[0]) > detected)
+        found = _failed_pod(master, None, False, why)
+        return replace(found, time=incident.get("time"), replaced=_born(master) > detected)
     why = f"{incident['cause']} ({incident['time']})"
     if _born(failed) > detected:
         # The log was deleted with the failed pod; the cause quotes its termination message.
@@ -70,7 +71,7 @@ def first_failed_pod(recipe: Object, pods: Sequence[Object]) -> FailedPod | None
 def pod_of_rank(recipe: Object, pods: Sequence[Object], rank: int) -> FailedPod | None:
     """The pod that runs this global rank, or None."""
     per_node = int(((recipe.get("status") or {}).get("plan") or {}).get("perNode") or 1)
-    for pod in pods:
+    for pod in newest_by_place(pods):
         if node_rank(pod) == rank // per_node:
             why = f"rank {rank} is local rank {rank % per_node} of {per_node} in this pod"
             return _failed_pod(pod, rank, False, why)

@@ -24,7 +24,7 @@ from megatron_operator.lifecycle.ended_pods import recorded_ends
 from megatron_operator.lifecycle.node_health import suspects
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Ownership, ownership
-from megatron_operator.lifecycle.snapshot import RunSnapshot, newest_by_place
+from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import (
     recorded_early_exit,
@@ -34,7 +34,7 @@ from megatron_operator.lifecycle.status_update import (
 from megatron_operator.lifecycle.undisturbed import is_new, is_undisturbed
 from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
-from megatron_operator.manifests.job_backends import backend_of, node_rank
+from megatron_operator.manifests.job_backends import backend_of, newest_by_place, node_rank
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 OPTIONS: Final = {jobset.KIND: "jobSets", trainjob.KIND: "trainJobs"}

@@ -9,9 +9,8 @@ from megatron_operator.lifecycle.growths import LONGEST_GROWTH
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
-from megatron_operator.lifecycle.snapshot import newest_by_place
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests.job_backends import backend_of
+from megatron_operator.manifests.job_backends import backend_of, newest_by_place
 
 _KINDS: Final = ("resize", "maintenance")
 """Kinds of incidents with which a run is given other places."""

@@ -22,7 +22,7 @@ from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delet
 from megatron_operator.manifests import recovery_priority
 from megatron_operator.manifests.image_pinning import by_digest, trainer_image
 from megatron_operator.manifests.job_backend import LABEL_QUEUE, TOPOLOGY_GATE, JobBackend, JobPhase
-from megatron_operator.manifests.job_backends import backend_of, node_rank, stable_name
+from megatron_operator.manifests.job_backends import backend_of, node_rank
 from megatron_operator.manifests.metadata import digest
 
 
@@ -293,24 +293,6 @@ class RunSnapshot:
     def pods_named(self, names: Collection[str]) -> tuple[Object, ...]:
         """The pods with these names."""
         return tuple(pod for pod in self.pods if pod["metadata"]["name"] in names)
-
-
-def newest_by_place(pods: Iterable[Object]) -> list[Object]:
-    """The newest pod of each place in the gang: a Job keeps those that it replaced itself.
-
-    A Job has one pod at a time that has not ended, which counts among pods of the same second.
-    """
-
-    def age(pod: Object) -> tuple[str, bool]:
-        ended = (pod.get("status") or {}).get("phase") in (PodPhase.SUCCEEDED, PodPhase.FAILED)
-        return pod["metadata"]["creationTimestamp"], not ended
-
-    newest: dict[str, Object] = {}
-    for pod in pods:
-        place = stable_name(pod)
-        if place not in newest or age(pod) > age(newest[place]):
-            newest[place] = pod
-    return list(newest.values())
 
 
 def _image_id(pod: Object) -> str:

@@ -1,5 +1,6 @@
 """The kinds of training job, and the one that an object belongs to."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from megatron_operator.manifests import jobset, pytorchjob, trainjob
@@ -33,3 +34,21 @@ def node_rank(pod: dict[str, Any]) -> int:
 def stable_name(pod: dict[str, Any]) -> str:
     """Name of a pod's place in the gang, which its replacement has too: `<job>-worker-3`."""
     return backend_of_pod(pod).stable_name(pod)
+
+
+def newest_by_place(pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest pod of each place in the gang: a Job keeps those that it replaced itself.
+
+    A Job has one pod at a time that has not ended, which counts among pods of the same second.
+    """
+
+    def age(pod: dict[str, Any]) -> tuple[str, bool]:
+        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        return pod["metadata"].get("creationTimestamp") or "", not ended
+
+    newest: dict[str, dict[str, Any]] = {}
+    for pod in pods:
+        place = stable_name(pod)
+        if place not in newest or age(pod) > age(newest[place]):
+            newest[place] = pod
+    return list(newest.values())

@@ -18,7 +18,7 @@ from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import EVENTS, PODS, RECIPES
 from megatron_operator.lifecycle.object_metadata import condition as condition_of
 from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.manifests.job_backends import node_rank
+from megatron_operator.manifests.job_backends import newest_by_place, node_rank
 from megatron_operator.sdk.connection import FIELD_MANAGER, AsyncConnection
 from megatron_operator.sdk.errors import (
     ApplyConflictError,
@@ -215,7 +215,7 @@ class AsyncRun:
         Raises LogUnavailableError without pods.
         """
         pods = await self._pods()
-        last = max(pods, key=node_rank)["metadata"]["name"]
+        last = max(newest_by_place(pods), key=node_rank)["metadata"]["name"]
         log = self._connection.log(self.namespace, last, timestamps=True)
         async with aclosing(log) as lines:
             return loss_points([line async for line in lines])

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from megatron_operator.api.recovery_status import Incident
 from megatron_operator.api.status import Plan
-from megatron_operator.manifests.job_backends import node_rank
+from megatron_operator.manifests.job_backends import newest_by_place, node_rank
 
 Object = dict[str, Any]
 NODES_SHOWN: Final = 16
@@ -117,7 +117,7 @@ def placement(
     if chosen is not None and not 0 <= chosen < plan.world_size:
         chosen = None
     groups = () if chosen is None else groups_of(plan, chosen)
-    by_number = {node_rank(pod): pod for pod in pods}
+    by_number = {node_rank(pod): pod for pod in newest_by_place(pods)}
     failed = {each.rank: each.cause for each in incidents if each.rank is not None}
 
     def cell(rank: int) -> Cell:

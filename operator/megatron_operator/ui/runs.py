@@ -14,7 +14,7 @@ from megatron_operator.cli.kubectl import own_pods, trainer_selector
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import PODS, RECIPES
 from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.manifests.job_backends import node_rank
+from megatron_operator.manifests.job_backends import newest_by_place, node_rank
 from megatron_operator.sdk.connection import (
     RETRY_DELAYS,
     SILENCE,
@@ -236,7 +236,7 @@ class WatchedRuns:
     async def _course(self, recipe: Object, pods: Sequence[Object]) -> RunLogs:
         """What the last pod's log has."""
         namespace, _ = key_of(recipe)
-        last = max(pods, key=node_rank)["metadata"]["name"]
+        last = max(newest_by_place(pods), key=node_rank)["metadata"]["name"]
         log = self._connection.log(namespace, last, tail=LOG_LINES, timestamps=True, limit_bytes=_LOG_BYTES)
         try:
             async with asyncio.timeout(LOG_SECONDS), aclosing(log) as found:

@@ -91,3 +91,24 @@ def test_the_pod_of_a_rank_is_found(rank: int, name: str) -> None:
 
 def test_a_rank_beyond_the_gang_has_no_pod() -> None:
     assert pod_of_rank(run(), [pod("master")], 2) is None
+
+
+def replaced_by_its_job(index: int) -> list[dict[str, Any]]:
+    """A failed pod of a JobSet that its Job keeps, and the one that the Job created in its place."""
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": "run",
+        "jobset.sigs.k8s.io/replicatedjob-name": "worker",
+        "jobset.sigs.k8s.io/job-index": str(index),
+    }
+    pods = []
+    for suffix, born, phase in (("abcde", EARLY, "Failed"), ("xyzab", LATE, "Running")):
+        metadata = {"name": f"run-worker-{index}-0-{suffix}", "labels": labels, "creationTimestamp": born}
+        pods.append({"metadata": metadata, "spec": {}, "status": {"phase": phase}})
+    return pods
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_pod_of_a_rank_is_not_one_that_its_job_has_replaced(order: int) -> None:
+    found = pod_of_rank(run(), [pod("master"), *replaced_by_its_job(0)[::order]], 2)
+    assert found is not None
+    assert found.pod == "run-worker-0-0-xyzab"

@@ -24,10 +24,9 @@ from megatron_operator.lifecycle.job_status import adopt_job
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision, awaits_another_job, unfinished_actions
 from megatron_operator.lifecycle.recovery_policy import Avoid, Fail, ReleaseNodes, Wait
-from megatron_operator.lifecycle.snapshot import newest_by_place
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.undisturbed import is_undisturbed
-from megatron_operator.manifests.job_backends import backend_of
+from megatron_operator.manifests.job_backends import backend_of, newest_by_place
 from megatron_operator.manifests.node_avoidance import avoiding
 
 LATER = "2027-01-15T08:00:30Z"
