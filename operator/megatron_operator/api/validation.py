@@ -59,13 +59,18 @@ def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
         raise InvalidRecipeError(
             [FieldError("metadata", f"{shown(metadata)} is not an object", "set a name")]
         )
-    if errors := [*metadata_errors(metadata or {}), *_misplaced(resource)]:
-        raise InvalidRecipeError(errors)
+    errors = [*metadata_errors(metadata or {}), *_misplaced(resource)]
     spec = resource.get("spec")
     if not isinstance(spec, Mapping):
         problem = "is required" if spec is None else f"{shown(spec)} is not an object"
-        raise InvalidRecipeError([FieldError("spec", problem, "describe the run below it")])
-    return parse_spec(spec)
+        raise InvalidRecipeError([*errors, FieldError("spec", problem, "describe the run below it")])
+    try:
+        parsed = parse_spec(spec)
+    except InvalidRecipeError as error:
+        raise InvalidRecipeError([*errors, *error.errors]) from error
+    if errors:
+        raise InvalidRecipeError(errors)
+    return parsed
 
 
 def _misplaced(resource: Mapping[str, Any]) -> Iterator[FieldError]:

@@ -92,6 +92,11 @@ def document(plan: Plan, alternatives: "list[Alternative]", price: float | None 
     return found
 
 
+def _amount(value: float) -> str:
+    """A sum or hours: as precise as its estimate, and not 0 of a short run."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _whole_run(planned: "PlannedRun", price: float | None) -> list[tuple[str, str]]:
     """Length and cost of the run, and what makes it long: the lines that come first."""
     p, lines = planned.plan, []
@@ -103,7 +108,7 @@ def _whole_run(planned: "PlannedRun", price: float | None) -> list[tuple[str, st
         cost = run_length.cost(p, price)
         text = "unknown: the speed or the number of iterations is"
         if cost:
-            text = f"{cost.total:,.0f}: {cost.gpu_hours:,.0f} GPU hours at {price:g}"
+            text = f"{_amount(cost.total)}: {_amount(cost.gpu_hours)} GPU hours at {price:g}"
         lines.append(("cost", text))
     if remark := run_length.batch_remark(p):
         lines.append(("batch", f"globalBatchSize {p.global_batch_size} is {remark}"))

@@ -6,10 +6,11 @@ from typing import Final
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.search.problem import Candidate, PlanningProblem
+from megatron_operator.planner.search.problem import COMFORTABLE_SHARE, Candidate, PlanningProblem
 from megatron_operator.planner.search.rank import Ranking
 
 _MEMORY: Final = "memory may not suffice: "
+_TIGHT: Final = "memory is tight: "
 _REJECTED: Final = "published layout used, although the planner rejects it: "
 """How the notes begin that are warnings."""
 
@@ -101,6 +102,10 @@ def _memory(problem: PlanningProblem, chosen: Candidate) -> list[str]:
         notes.append("recomputeGranularity full: activations do not fit otherwise")
     if problem.asked.recompute_granularity is None and chosen.recompute == "selective":
         notes.append(f"recomputeModules {', '.join(chosen.modules)}: activations do not fit otherwise")
+    capacity, published = chosen.memory.capacity, chosen.sizes in problem.resolved.published
+    if capacity and chosen.fits and not (chosen.is_comfortable or published):
+        share = f"{chosen.memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB estimated"
+        notes.append(f"{_TIGHT}{share}, and an estimate may be {1 - COMFORTABLE_SHARE:.0%} too low")
     return notes + memory_warnings(chosen.memory)
 
 
@@ -126,7 +131,7 @@ def rejected_layout_warning(error: FieldError) -> str:
 
 def layout_warnings(plan: Plan) -> list[str]:
     """The notes of a plan after which its layout may not run."""
-    return [note for note in plan.notes if note.startswith((_MEMORY, _REJECTED))]
+    return [note for note in plan.notes if note.startswith((_MEMORY, _TIGHT, _REJECTED))]
 
 
 def lacks_memory(reasons: Iterable[str]) -> bool:

@@ -109,6 +109,13 @@ def test_a_recipe_name_that_is_no_object_name_is_refused(name: object) -> None:
         parse_recipe(resource)
 
 
+def test_the_errors_of_the_spec_are_reported_beside_those_of_the_name() -> None:
+    metadata, spec = {"name": "Llama_Bad"}, BASE | {"tp": 8}
+    with pytest.raises(InvalidRecipeError) as refused:
+        parse_recipe({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
+    assert [error.field for error in refused.value.errors] == ["metadata.name", "spec.tp"]
+
+
 def test_a_control_character_of_the_platform_is_refused_with_its_field() -> None:
     platform = {"accelerators": {"a": {"nodeLabels": {"zone": "a\0"}, "env": {"A": "1\n2"}}}}
     with pytest.raises(InvalidRecipeError) as refused:

@@ -122,6 +122,16 @@ def test_a_price_gives_the_cost_of_the_run() -> None:
     )
 
 
+def test_the_cost_of_a_short_run_is_not_rounded_to_nothing() -> None:
+    of = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
+    of += ("--set", "training.trainIters=5", "--set", "training.lrWarmupIters=0")
+    found = plan(*of, "--price", "2.5")
+    line = re.search(r"cost +([\d.]+): ([\d.]+) GPU hours", megatron("plan", *of, "--price", "2.5").stdout)
+    assert line is not None
+    assert float(line[1]) == pytest.approx(found["cost"], rel=0.01)
+    assert float(line[2]) * 2.5 == pytest.approx(found["cost"], rel=0.01)
+
+
 def test_a_run_with_a_batch_ramp_up_has_the_length_of_its_samples_at_the_largest_batch() -> None:
     of = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
     words = (*of, "--set", "training.trainTokens=20B", "--price", "2")

@@ -165,6 +165,9 @@ def test_validate_warns_of_memory_and_of_the_platforms_checkpoint_volume() -> No
     weights = ("--set", "init.from.huggingFace.path=/data/model", "--set", "data.volume.claimName=models")
     tight = ("validate", "--recipe", "qwen3-vl-30b-a3b-sft", "--gpus", "8", "--accelerator", "h100-sxm")
     assert "warning: memory may not suffice: 100.0 GiB estimated" in megatron(*tight, *weights).stdout
+    full = ("validate", "--recipe", "llama3-70b", "--accelerator", "h100-sxm", "--gpus")
+    assert "warning: memory is tight: 78.4 of 79.1 GiB estimated" in megatron(*full, "16").stdout
+    assert "memory is tight" not in megatron(*full, "32").stdout
     large = ("validate", "--recipe", "llama3.1-405b", "--gpus", "256", "--accelerator", "h100-sxm")
     warning = "checkpoint.volume.size of the platform: 1Ti has no room for two checkpoints of 5292.1 GiB"
     assert f"warning: {warning}" in megatron(*large).stdout
