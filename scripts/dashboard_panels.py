@@ -351,7 +351,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Stale objects in an hour",
             (("sum by (plural) (increase(megatron_operator_stale_objects_total[1h]))", "{{plural}}"),),
-            "Objects whose change no watch delivered. They were read again. Empty without any.",
+            "Objects whose change no watch delivered. They were read again.",
             minimum=0,
         ),
         Panel(

@@ -167,7 +167,7 @@ def lines_about(log: str, key: str) -> str:
     kept, keeping = [], False
     for line in log.splitlines():
         if _LOG_LINE.match(line):
-            keeping = re.search(rf"{re.escape(key)}(?![\w.-])", line) is not None
+            keeping = re.search(rf"(?<![\w.-]){re.escape(key)}(?![\w.-])", line) is not None
         if keeping:
             kept.append(line)
     return "".join(f"{line}\n" for line in kept)

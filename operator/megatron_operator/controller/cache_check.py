@@ -71,6 +71,9 @@ class CacheCheck:
         self._reconcile = reconcile
         self._naming: asyncio.Task[None] | None = None
         """Finds the names that had a run before."""
+        for cache in caches.all:
+            # A series that begins with its first event has no increase in a query.
+            STALE_OBJECTS.labels(cache.resource.plural)
 
     async def first_lists(self, list_pods: Callable[[], Awaitable[object]]) -> None:
         """Wait until the watches have delivered what exists now, so that a restart needs no other reads.

@@ -5,6 +5,9 @@ from typing import Final
 from prometheus_client import Counter, Gauge, Histogram
 
 RECONCILES: Final = Counter("megatron_operator_reconciles", "Reconciles, by outcome", ["outcome"])
+for _outcome in ("done", "error"):
+    # A series that begins with its first event has no increase in a query.
+    RECONCILES.labels(_outcome)
 RECONCILE_SECONDS: Final = Histogram(
     "megatron_operator_reconcile_seconds",
     "Duration of a reconcile",

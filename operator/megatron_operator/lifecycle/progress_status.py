@@ -111,8 +111,16 @@ def reached_iteration(status: StatusBuilder, snapshot: RunSnapshot) -> int | Non
 
 
 def update_goodput(status: StatusBuilder, reading: ProgressReading | None) -> None:
-    """Set the goodput. It changes all the time, so it is only set where the status is written anyway."""
-    if reading is not None and (value := goodput(reading.report, status.now)) is not None:
+    """Set the goodput. It changes all the time, so it is only set where the status is written anyway.
+
+    Of checkpoints that an earlier recipe of the name began, the part of this one is not known.
+    """
+    if reading is None:
+        return
+    started = reading.report.first_started_at
+    if started is not None and precedes_recipe(status.body, started):
+        return
+    if (value := goodput(reading.report, status.now)) is not None:
         status.set_recovery(goodput=value)
 
 

@@ -233,6 +233,11 @@ def test_a_traceback_belongs_to_the_record_above_it() -> None:
     assert lines_about(log, "a/run") == "2026-01-01 a/run: failed\nTraceback\n  File\n"
 
 
+def test_records_of_a_namespace_whose_name_ends_alike_are_not_passed_on() -> None:
+    log = "2026-01-01 prod-a/run: failed\nTraceback\n2026-01-01 a/run: Training\n"
+    assert lines_about(log, "a/run") == "2026-01-01 a/run: Training\n"
+
+
 def test_the_log_that_is_never_left_out_is_not_that_of_a_deleted_recipe_of_the_name() -> None:
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T10:00:05Z"}
     status = {"containerStatuses": [{"name": "pytorch", "state": {"terminated": ended}}]}

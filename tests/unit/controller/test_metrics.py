@@ -1,7 +1,7 @@
 """The metrics of a run follow its status, and are removed with the recipe."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from megatron_operator.api.conditions import Phase
@@ -10,6 +10,8 @@ from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, R
 from megatron_operator.api.status import Expected, Plan, RunWarning, Straggler
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.controller import run_metrics
+from megatron_operator.controller.cache_check import CacheCheck
+from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.run_metrics import RUNS
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
@@ -168,3 +170,17 @@ def test_warnings_of_pods_are_exported_by_reason_until_they_end(run: Any) -> Non
     status.set(warnings=[])
     RUNS.update(status)
     assert value("megatron_recipe_warnings", reason=low) is None
+
+
+def test_counters_of_rare_events_have_a_series_before_the_first_one() -> None:
+    caches = Caches()
+    CacheCheck(cast(Any, None), caches, (), lambda _key: None)
+    names = {cache.resource.plural for cache in caches.all}
+    assert "pods" in names
+    for plural in names:
+        assert (
+            REGISTRY.get_sample_value("megatron_operator_stale_objects_total", {"plural": plural}) is not None
+        )
+    for outcome in ("done", "error"):
+        labels = {"outcome": outcome}
+        assert REGISTRY.get_sample_value("megatron_operator_reconciles_total", labels) is not None

@@ -9,6 +9,7 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import Plan
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.ledger_state import PLANNING, update_ledger, update_reported_times
+from megatron_operator.lifecycle.progress_status import update_goodput
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.time_ledger import account, until_of
@@ -273,3 +274,14 @@ def test_an_import_prepares_and_an_export_holds_nothing(run: Any) -> None:
         assert (ledger(run).marks[-1].cause, ledger(run).marks[-1].accelerators) == (reason, 0)
         run.pass_time(30)
     assert spent(run) == {"prepare": 30, "idle": 30}
+
+
+def test_the_goodput_of_checkpoints_that_an_earlier_recipe_of_the_name_began_is_unknown(run: Any) -> None:
+    run.report(iteration=50, firstStartedAt=run.created - 604_800, usefulSeconds=36_000.0)
+    reconcile(run)
+    status = run.status()
+    update_goodput(status, run.reading)
+    assert status.recovery.goodput is None
+    run.report(iteration=50, firstStartedAt=run.created, usefulSeconds=1.0)
+    update_goodput(status, run.reading)
+    assert status.recovery.goodput is not None

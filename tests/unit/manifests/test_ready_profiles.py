@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from megatron_operator import catalog, planner
-from megatron_operator.api import yaml_documents
+from megatron_operator.api import quantity, yaml_documents
 from megatron_operator.api.platform_validation import parse_platform
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.manifests import build
@@ -25,6 +25,19 @@ def test_there_is_a_profile_for_each_supported_fabric() -> None:
     assert {path.stem for path in FILES} == {
         "aks-nd-h100-v5", "eks-p5", "gb200-nvl72", "gke-a3-mega", "gke-a3-ultra", "infiniband-sriov",
     }  # fmt: skip
+
+
+HOST_GIB = {"gb200-nvl72": 960e9 / 2**30}
+"""Memory of a node by file: two Grace processors of at most 480 GB each."""
+
+
+@pytest.mark.parametrize(
+    ("path", "profile"), [each for each in PROFILES if each[0].stem in HOST_GIB], ids=str
+)
+def test_a_pod_of_a_whole_node_leaves_memory_for_the_system(path: Path, profile: str) -> None:
+    found = parse_platform(yaml_documents.load(path.read_text()), path.name).accelerators[profile]
+    asked = sum(quantity.parse(size) for size in (found.resources.memory, found.shm_size or "0"))
+    assert asked / 2**30 <= 0.95 * HOST_GIB[path.stem]
 
 
 @pytest.mark.parametrize(
