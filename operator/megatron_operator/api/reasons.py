@@ -225,7 +225,13 @@ class Reason(StrEnum):
         "`spec.suspend` is true: jobs and pods are deleted, volumes stay.",
         "Set `suspend: false` to continue from the newest checkpoint.",
     )
-    PODS_STARTING = "PodsStarting", "`Running=False`, `Prepared=False`", "Not all pods are running yet."
+    PODS_STARTING = (
+        "PodsStarting",
+        "`Running=False`, `Prepared=False`",
+        "Not all pods are running yet. After a minute on a node the message names the first such pod.",
+        "`kubectl describe pod` has what it waits for: an image that is large, or a volume that cannot be "
+        "mounted.",
+    )
     UNSCHEDULABLE = (
         "Unschedulable",
         "`Running=False`, `Imported=False`, `Prepared=False`, `Exported=False`",

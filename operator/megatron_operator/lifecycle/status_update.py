@@ -36,7 +36,7 @@ from megatron_operator.lifecycle.reachability import (
     set_unreachable,
     unreachable_since,
 )
-from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.snapshot import RunSnapshot, bound_since
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import stable_name
@@ -55,6 +55,8 @@ LONGEST_UNSTARTED: Final = 5.0
 """Seconds after its creation within which a pod that vanished without an exit code has not run."""
 SHORTEST_EVALUATION: Final = 20.0
 """Seconds for which pods report an evaluation before it is a phase: begin and end are a write each."""
+SLOW_START_SECONDS: Final = 60
+"""From a pod's binding to its node on, after which the status names the pod."""
 NO_PROGRESS_KNOWN: Final = "all pods run; no progress is known yet"
 
 
@@ -300,7 +302,18 @@ def _set_recovered(status: StatusBuilder) -> None:
 
 def _starting(snapshot: RunSnapshot) -> Diagnosis:
     running = sum(pod.get("status", {}).get("phase") == "Running" for pod in snapshot.active_pods)
-    return Diagnosis(Reason.PODS_STARTING, f"{running} of {snapshot.size} pods run")
+    message = f"{running} of {snapshot.size} pods run"
+    slow = next((pod for pod in snapshot.active_pods if _is_slow_to_start(pod, snapshot.now)), None)
+    if slow is not None:
+        # The kubelet reports a volume that cannot be mounted in an Event alone.
+        name = slow["metadata"]["name"]
+        message += f"; kubectl describe pod {name} has what it waits for, such as its image or a volume"
+    return Diagnosis(Reason.PODS_STARTING, message)
+
+
+def _is_slow_to_start(pod: Object, now: float) -> bool:
+    bound, phase = bound_since(pod), (pod.get("status") or {}).get("phase")
+    return bound is not None and phase == "Pending" and now - bound > SLOW_START_SECONDS
 
 
 def _interruption_cause(snapshot: RunSnapshot) -> str | None:
