@@ -350,7 +350,7 @@ class MegatronRecipeStatus(ApiModel):
     exported_best: ConversionStatus | None = None
     """That of the checkpoint with the lowest validation loss (`export.when` `best`)."""
     prepared: str | None = None
-    """Hash of the completed data preparation."""
+    """Digest of the data that are prepared or checked."""
     ledger: TimeLedger | None = None
     """Where the time of the run went."""
     warnings: list[RunWarning] = Field(default_factory=list)

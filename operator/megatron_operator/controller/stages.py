@@ -61,7 +61,7 @@ from megatron_operator.lifecycle.stages import (
     is_retried,
     lacks_pods,
     manifest_of,
-    must_check,
+    must_prepare,
     set_all_converted,
     set_converted,
     set_data_ready,
@@ -69,6 +69,7 @@ from megatron_operator.lifecycle.stages import (
     set_stage_obstacle,
     set_stage_queued,
     stage_state,
+    was_prepared_by,
 )
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.suspension import is_settled
@@ -228,32 +229,34 @@ class Stages:
     async def _prepare_data(
         self, status: StatusBuilder, desired: DesiredState, *, edited: bool
     ) -> Requeue | None:
-        """Run the data preparation once for each version of it; None once the data is ready."""
-        if must_check(status, desired.manifests):
-            return await self._check_data(status, desired, edited=edited)
-        body, digest = desired.manifests.prepare_job, desired.manifests.prepare_hash
-        if body is not None and status.current.prepared != digest:
-            blocked, pods = await self._run(status, desired, PREPARATION, body, edited=edited)
+        """Prepare the data, or check them, once for what the run reads; None once they are ready."""
+        manifests = desired.manifests
+        body, stage = manifests.data_job, CHECK if manifests.prepare_job is None else PREPARATION
+        if (
+            body is not None
+            and must_prepare(status, manifests)
+            and not await self._was_prepared(status, body)
+        ):
+            blocked, pods = await self._run(status, desired, stage, body, edited=edited)
             if blocked is not None:
                 return blocked
-            set_data_ready(status, PREPARATION, desired.manifests, pods)
+            set_data_ready(status, stage, manifests, pods)
+        elif body is not None and status.current.prepared is not None:
+            # An earlier release may have recorded it in its own way.
+            status.set(prepared=manifests.prepare_hash)
         # The answer of a pod that prepared is not one of the pods that train.
         self._poller.forget(status.key)
         set_prepared(status, desired)
         return None
 
-    async def _check_data(
-        self, status: StatusBuilder, desired: DesiredState, *, edited: bool
-    ) -> Requeue | None:
-        """Check data that were prepared elsewhere, once for what the run reads; None once they pass."""
-        body = desired.manifests.check_job
-        assert body is not None, "there is something to check"
-        blocked, pods = await self._run(status, desired, CHECK, body, edited=edited)
-        if blocked is not None:
-            return blocked
-        self._poller.forget(status.key)
-        set_data_ready(status, CHECK, desired.manifests, pods)
-        return None
+    async def _was_prepared(self, status: StatusBuilder, body: Object) -> bool:
+        """Whether an earlier release has prepared or checked the data, and recorded it in its own way."""
+        if status.current.prepared is None:
+            return False
+        job = await self._api.get(BATCH_JOBS, status.key.namespace, body["metadata"]["name"])
+        if job is None or batch_job_obstacle(status, job) is not None:
+            return False
+        return was_prepared_by(status, job, body)
 
     async def _export(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:
         """Export the newest checkpoint, then the best; None once those that are asked for are done."""

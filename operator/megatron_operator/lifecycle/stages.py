@@ -29,6 +29,7 @@ from megatron_operator.lifecycle.pod_termination import container_message, pod_e
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
 from megatron_operator.manifests import Manifests, check, convert, kueue, prepare
+from megatron_operator.manifests.data_digest import data_digest, former_digests
 from megatron_operator.manifests.metadata import (
     ROLE_CHECK,
     ROLE_EXPORT,
@@ -296,15 +297,27 @@ def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) 
     return known.model == wanted.model or status.checkpoint.iteration is not None
 
 
-def must_check(status: StatusBuilder, manifests: Manifests) -> bool:
-    """Whether the data of the run are checked before its job is created.
+def must_prepare(status: StatusBuilder, manifests: Manifests) -> bool:
+    """Whether the data of the run are prepared or checked before its job is created.
 
-    Not once more for the same, and not where a run has begun whose data no check has passed: an earlier
-    release started it, and it continues as it was.
+    Not once more for the same, whichever release has done it. Nor is a run checked that has begun and whose
+    data no check has passed: an earlier release started it, and it continues as it was.
     """
-    if manifests.check_job is None or status.current.prepared == manifests.prepare_hash:
+    job, known = manifests.data_job, status.current.prepared
+    if job is None or known in (data_digest(job), *former_digests(job)):
         return False
-    return status.current.prepared is not None or not has_begun(status)
+    return manifests.prepare_job is not None or known is not None or not has_begun(status)
+
+
+def was_prepared_by(status: StatusBuilder, job: Object, body: Object) -> bool:
+    """Whether this Job, of an earlier release, has prepared or checked what the run needs: that of `body`.
+
+    The recipe has not been edited since, or the data are the same.
+    """
+    if status.current.prepared not in former_digests(job):
+        return False
+    made = job["metadata"]["annotations"].get(ANNOTATION_GENERATION)
+    return made == str(status.generation) or data_digest(job) == data_digest(body)
 
 
 def set_data_ready(status: StatusBuilder, stage: Stage, manifests: Manifests, pods: Iterable[Object]) -> None:

@@ -13,6 +13,7 @@ from megatron_operator.manifests import (
     prepare,
     recovery_priority,
 )
+from megatron_operator.manifests.data_digest import data_digest
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
@@ -63,11 +64,14 @@ class Manifests:
         return str(self.job["metadata"]["annotations"][ANNOTATION_HASH])
 
     @property
+    def data_job(self) -> Manifest | None:
+        """The Job that prepares the data, or checks them; None where nothing is to be done."""
+        return self.check_job if self.prepare_job is None else self.prepare_job
+
+    @property
     def prepare_hash(self) -> str | None:
-        """Hash of the preparation Job, or digest of what the check Job checks; None without either."""
-        if self.prepare_job is None:
-            return None if self.check_job is None else check.checked(self.check_job)
-        return str(self.prepare_job["metadata"]["annotations"][ANNOTATION_HASH])
+        """Digest of what is prepared or checked; None where there is no Job for it."""
+        return None if self.data_job is None else data_digest(self.data_job)
 
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""

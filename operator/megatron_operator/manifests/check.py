@@ -15,7 +15,7 @@ from megatron_operator.catalog import hub
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
-from megatron_operator.manifests.metadata import ROLE_CHECK, Manifest, Owner, digest
+from megatron_operator.manifests.metadata import ROLE_CHECK, Manifest, Owner
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare import FINAL
 from megatron_operator.manifests.prepare_resources import check_requests
@@ -70,13 +70,6 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         environment={"HOME": "/tmp", **hub.offline_environment(resolved)},
     )
     return cpu_job.job(owner, resolved, work)
-
-
-def checked(job: Manifest) -> str:
-    """Digest of what a Job checks: the image and the queue are not part of it, as they change no data."""
-    [container] = job["spec"]["template"]["spec"]["containers"]
-    claims = [volume.get("persistentVolumeClaim") for volume in job["spec"]["template"]["spec"]["volumes"]]
-    return digest([container["args"], claims])
 
 
 def _blend_arguments(resolved: ResolvedRecipe) -> list[str]:

@@ -15,6 +15,12 @@ from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.index_memory import index_memory, is_too_large
 
+INDEX: Final = "--index"
+"""The option of `megatron-prepare` that builds the index with the checkpoints."""
+INDEX_FOLDER: Final = "--index-dir"
+"""The option with the folder of the index, or of what is packed."""
+LINES_FOLDER: Final = "--lines-dir"
+"""The option with the folder of where lines end."""
 _PACKING: Final = 512 << 20
 """Bytes: a Job holds the lengths and places of packed samples, and their tokens are in files."""
 
@@ -51,7 +57,7 @@ def index_of(
     if is_too_large(memory, jobs):
         return None
     folder = _folder(owner, storage, workers)
-    place = ["--index"] if folder is None else ["--index-dir", folder]
+    place = [INDEX] if folder is None else [INDEX_FOLDER, folder]
     more = ["--index-of", json.dumps(of_bridge)] if of_bridge else []
     return Built(folder, memory, (*place, *more))
 
@@ -62,7 +68,7 @@ def packed_of(owner: Owner, storage: Storage, run: BridgeRun, workers: int = 1) 
     if own is None:
         return None
     folder = _folder(owner, storage, workers)
-    place = [] if folder is None else ["--index-dir", folder]
+    place = [] if folder is None else [INDEX_FOLDER, folder]
     words = ("--packed-folder", str(own), "--seed", str(run.overrides[SAMPLE_SEED]), *place)
     return Built(folder, _PACKING, words)
 
@@ -72,7 +78,19 @@ def line_ends_of(storage: Storage, run: BridgeRun) -> Built | None:
     kwargs = run.overrides.get("dataset.dataset_kwargs")
     if not isinstance(kwargs, dict) or not _can_mount_checkpoints(storage, 1):
         return None
-    return Built(None, 0, ("--lines-dir", str(kwargs["index_mapping_dir"])))
+    return Built(None, 0, (LINES_FOLDER, str(kwargs["index_mapping_dir"])))
+
+
+def without_place(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a Job without where it keeps what it builds, which depends on the run's nodes."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept, words = [], iter(arguments[:end])
+    for word in words:
+        if word in (INDEX_FOLDER, LINES_FOLDER):
+            next(words, None)
+        elif word != INDEX:
+            kept.append(word)
+    return [*kept, *arguments[end:]]
 
 
 def _folder(owner: Owner, storage: Storage, workers: int) -> str | None:

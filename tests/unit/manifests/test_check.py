@@ -235,8 +235,9 @@ def test_the_platform_sets_how_much_memory_an_index_may_take(run: Any, most: str
         ({"image": "registry.example/megatron-trainer:9.9"}, False),
         ({"scheduling": {"queue": "research"}}, False),
         ({"accelerator": {"count": 128}}, False),
+        ({"accelerator": {"count": 8}}, False),
     ],
-    ids=["length", "epochs", "blend", "weight decay", "image", "queue", "accelerators"],
+    ids=["length", "epochs", "blend", "weight decay", "image", "queue", "accelerators", "one node"],
 )
 def test_only_an_edit_that_changes_what_is_checked_checks_again(run: Any, change: Spec, again: bool) -> None:
     def edit(spec: Spec) -> None:

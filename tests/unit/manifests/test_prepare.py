@@ -74,6 +74,19 @@ def test_only_an_edit_that_changes_the_samples_prepares_again(run: Any, change: 
     assert (after != before) is again
 
 
+@pytest.mark.parametrize("name", ["tiny-gpt", "llama3.1-8b-chats"])
+def test_another_image_or_other_requests_prepare_nothing_again(run: Any, name: str) -> None:
+    def edit(spec: Spec) -> None:
+        spec["image"] = "registry.example/megatron-trainer:9.9"
+        data = spec["data"]
+        data["prepare"] = data.get("prepare", {}) | {"resources": {"memory": "3Gi"}}
+        spec["env"] = {"DEBUG": "1"}
+
+    before, after = run(name).build(), run(name, edit).build()
+    assert before.prepare_job["spec"] != after.prepare_job["spec"]
+    assert before.prepare_hash == after.prepare_hash
+
+
 def test_a_new_volume_of_one_node_is_not_bound_where_the_job_runs(run: Any) -> None:
     """So the index is built on the data volume."""
 

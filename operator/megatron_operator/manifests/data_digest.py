@@ -1,0 +1,23 @@
+"""Digest of what a Job prepares or checks, by which a run's data are prepared or checked once."""
+
+from megatron_operator.api.labels import ANNOTATION_HASH
+from megatron_operator.manifests.metadata import Manifest, digest
+from megatron_operator.manifests.sample_index import without_place
+
+
+def data_digest(job: Manifest) -> str:
+    """Digest of the data that a Job prepares or checks.
+
+    What changes none is not part of it: image, queue, requests, and where the index of the samples is kept.
+    """
+    pod = job["spec"]["template"]["spec"]
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if v["name"] == "data"]
+    return digest([without_place(pod["containers"][0]["args"]), claims])
+
+
+def former_digests(job: Manifest) -> tuple[str, ...]:
+    """What earlier releases have in the status of a run whose data this Job has prepared or checked."""
+    pod = job["spec"]["template"]["spec"]
+    claims = [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
+    annotations = job["metadata"].get("annotations") or {}
+    return str(annotations.get(ANNOTATION_HASH)), digest([pod["containers"][0]["args"], claims])
