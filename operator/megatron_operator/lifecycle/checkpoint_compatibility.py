@@ -44,6 +44,9 @@ VOCABULARY: Final = "data.prepare.tokenizerVocabSize"
 OPTIMIZER: Final = "training.optimizer"
 BATCH: Final = "training.globalBatchSize"
 """The batch, under a ramp-up its steps in samples. Contracts of before have none."""
+TOKENS_OF_A_SAMPLE: Final = "training.seqLength"
+"""Where trainTokens sets the length, which has as many iterations as it is divided into. Contracts of before
+have none."""
 MODEL_FOLDER: Final = "init.modelFolder"
 """The model's folder, also where `init.from.huggingFace` names it."""
 SOURCE: Final = "init.from.megatron.path"
@@ -92,6 +95,8 @@ def checkpoint_contract(
     fixed[OPTIMIZER] = training.get("optimizer") or "adam"
     steps = ramp_up.of_training(training)
     fixed[BATCH] = plan.global_batch_size if steps is None else " ".join(f"{s}:{b}" for s, b in steps)
+    if "training.trainTokens" in resolved.origins:
+        fixed[TOKENS_OF_A_SAMPLE] = resolved.training.seq_length
     if resolved.data.tokenizer is not None:
         fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}
     if resolved.engine == "bridge" and not resolved.fine_tunes and resolved.init.folder_of_model:
@@ -143,7 +148,7 @@ def contract_violations(
     made = _checkpoints(iteration)
     layout = {f"parallelism.{name}" for name, _ in LAYOUT}
     errors = []
-    for path in sorted((before.keys() | after.keys()) - {RESHARDABLE, BATCH} - layout):
+    for path in sorted((before.keys() | after.keys()) - {RESHARDABLE, BATCH, TOKENS_OF_A_SAMPLE} - layout):
         old, new = before.get(path), after.get(path)
         if old is None and path in NOT_RECORDED_BEFORE:
             continue
@@ -154,6 +159,9 @@ def contract_violations(
     old, new = before.get(BATCH), after.get(BATCH)
     if old and new and not _has_batches_of(old, new, trained or iteration):
         errors.append(_changed_batch(old, new, iteration))
+    old, new = before.get(TOKENS_OF_A_SAMPLE), after.get(TOKENS_OF_A_SAMPLE)
+    if old and new and old != new:
+        errors.append(_changed_tokens(old, new, iteration))
     if _has_magnitudes_by_rank(before):
         layout.remove(TENSORS)
         old, new = before.get(TENSORS), after.get(TENSORS)
@@ -215,6 +223,19 @@ def _changed_batch(old: str, new: str, iteration: int | None) -> FieldError:
         "the batches of later samples by stepBatchSizeSchedule, with trainSamples"
     )
     return FieldError(f"spec.training.{name}", message, way)
+
+
+def _changed_tokens(old: str, new: str, iteration: int | None) -> FieldError:
+    message = (
+        f"is {new}, and {_checkpoints(iteration)} was made with {old}: trainTokens would be another number "
+        "of iterations, of which those so far would count as ones of the new length, for the end of the run "
+        "and its learning rate"
+    )
+    way = (
+        f"set training.seqLength: {old}; or give the length of the whole run as trainIters, under a batch "
+        "ramp-up as trainSamples; or start a new recipe under another name with init.from"
+    )
+    return FieldError(f"spec.{TOKENS_OF_A_SAMPLE}", message, way)
 
 
 def _checkpoints(iteration: int | None) -> str:

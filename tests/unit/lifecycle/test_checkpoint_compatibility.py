@@ -337,6 +337,41 @@ def test_a_ramp_up_that_has_begun_keeps_the_steps_that_are_over() -> None:
     assert error.fix.startswith("keep the batches of the samples that are trained; ")
 
 
+def test_a_length_in_tokens_keeps_the_tokens_of_a_sample() -> None:
+    before, after = (batches(trainTokens="100B", seqLength=length) for length in (4096, 8192))
+    [error] = contract_violations(before, after, 100_000)
+    assert str(error) == (
+        "spec.training.seqLength: is 8192, and the run's checkpoint of iteration 100000 was made with 4096: "
+        "trainTokens would be another number of iterations, of which those so far would count as ones of the "
+        "new length, for the end of the run and its learning rate; set training.seqLength: 4096; or give the "
+        "length of the whole run as trainIters, under a batch ramp-up as trainSamples; or start a new recipe "
+        "under another name with init.from"
+    )
+
+
+def test_a_length_in_tokens_of_megatron_bridge_keeps_the_tokens_of_a_sample() -> None:
+    before, after = (
+        contract_with(**FINE_TUNED, training={"trainTokens": "10B", "seqLength": length})
+        for length in (4096, 8192)
+    )
+    [error] = contract_violations(before, after, 100)
+    assert error.field == "spec.training.seqLength"
+
+
+@pytest.mark.parametrize("length", [{"trainIters": 150_000}, {"trainSamples": 19_200_000}], ids=str)
+def test_samples_may_become_longer_where_tokens_do_not_set_the_length(length: dict[str, int]) -> None:
+    short, long = ({"seqLength": tokens, "globalBatchSize": 128} for tokens in (4096, 8192))
+    after = batches(**long, **length)
+    assert contract_violations(batches(**short, trainTokens="100B"), after, 100_000) == []
+    assert contract_violations(batches(**short, **length), after, 100_000) == []
+
+
+def test_a_run_whose_contract_is_older_than_the_tokens_of_a_sample_continues() -> None:
+    before, after = (batches(trainTokens="100B", seqLength=length) for length in (4096, 8192))
+    del before["training.seqLength"]
+    assert contract_violations(before, after, 100_000) == []
+
+
 def test_a_run_whose_contract_is_older_than_the_batch_continues() -> None:
     after = batches(globalBatchSize=64, trainIters=1000)
     before = {name: value for name, value in after.items() if name != "training.globalBatchSize"}
