@@ -350,7 +350,7 @@ class MegatronRecipeStatus(ApiModel):
     exported_best: ConversionStatus | None = None
     """That of the checkpoint with the lowest validation loss (`export.when` `best`)."""
     prepared: str | None = None
-    """Digest of the data that are prepared or checked."""
+    """Digest of the data that are prepared or checked; `unchecked` where the recipe leaves none to check."""
     ledger: TimeLedger | None = None
     """Where the time of the run went."""
     warnings: list[RunWarning] = Field(default_factory=list)

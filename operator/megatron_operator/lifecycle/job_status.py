@@ -17,6 +17,8 @@ from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, MAX_NOTES, cu
 from megatron_operator.manifests import pytorchjob
 from megatron_operator.manifests.job_backends import backend_of
 
+UNCHECKED: Final = "unchecked"
+"""`status.prepared` of a run whose recipe leaves no data to check: those that an edit names are checked."""
 LONGEST_ERROR: Final = 300
 """Characters of an unexpected error in a condition."""
 
@@ -136,12 +138,14 @@ def set_prepared(status: StatusBuilder, desired: DesiredState) -> None:
     digest = desired.manifests.prepare_hash
     if desired.manifests.check_job is not None:
         status.set(preparation=None)
-        if status.current.prepared is None:
+        if status.current.prepared in (None, UNCHECKED):
             status.set_condition(Condition.PREPARED, True, Reason.NOTHING_TO_PREPARE)
         elif not status.is_true(Condition.PREPARED):
             status.set_condition(Condition.PREPARED, True, Reason.CHECKED)
         return
-    status.set(prepared=digest, preparation=None)
+    data = desired.run.resolved.data
+    unchecked = UNCHECKED if data.check is False or data.mock_data else None
+    status.set(prepared=digest or unchecked, preparation=None)
     reason = Reason.PREPARED if digest else Reason.NOTHING_TO_PREPARE
     known = status.condition(Condition.PREPARED)
     kept = known if known is not None and (known.status, known.reason) == ("True", reason) else None

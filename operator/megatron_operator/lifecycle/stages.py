@@ -300,8 +300,8 @@ def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) 
 def must_prepare(status: StatusBuilder, manifests: Manifests) -> bool:
     """Whether the data of the run are prepared or checked before its job is created.
 
-    Not once more for the same, whichever release has done it. Nor is a run checked that has begun and whose
-    data no check has passed: an earlier release started it, and it continues as it was.
+    Not once more for the same, whichever release has done it. Nor is a run checked that has begun and has
+    nothing of its data in the status: an earlier release started it, and it continues as it was.
     """
     job, known = manifests.data_job, status.current.prepared
     if job is None or known in (data_digest(job), *former_digests(job)):

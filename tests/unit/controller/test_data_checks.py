@@ -135,7 +135,7 @@ def test_a_run_whose_check_has_failed_starts_without_one(run: Run) -> None:
     run.until(run.trains)
     prepared = run.condition("Prepared")
     assert (prepared["status"], prepared["reason"]) == ("True", "NothingToPrepare")
-    assert "prepared" not in run.status
+    assert run.status["prepared"] == "unchecked"
 
 
 def test_data_that_have_passed_are_not_checked_again_until_what_is_read_changes(run: Run) -> None:
@@ -150,6 +150,32 @@ def test_data_that_have_passed_are_not_checked_again_until_what_is_read_changes(
     run.edit(data=BLEND | {"blend": [{"path": "other_text_document"}]})
     run.until(lambda: CHECK in run.api.batch_jobs)
     assert run.status["phase"] == "Checking"
+
+
+@pytest.mark.parametrize("before", [BLEND | {"check": False}, {"mockData": True}], ids=["unchecked", "mock"])
+def test_data_of_an_edit_are_checked_though_those_that_the_run_began_with_were_not(
+    run: Run, before: dict[str, Any]
+) -> None:
+    run.edit(data=before)
+    run.until(run.trains)
+    assert CHECK not in run.api.batch_jobs
+    run.edit(data=BLEND | {"blend": [{"path": "other_text_document"}]})
+    run.until(lambda: CHECK in run.api.batch_jobs)
+    assert (run.status["phase"], run.condition("Prepared")["reason"]) == ("Checking", "Checking")
+    end_check(run, 0, "checked")
+    run.until(run.trains)
+    assert run.condition("Prepared")["reason"] == "Checked"
+
+
+def test_data_that_are_no_longer_left_unchecked_are_checked_at_the_next_start(run: Run) -> None:
+    run.edit(data=BLEND | {"check": False})
+    run.until(run.trains)
+    run.edit(data=BLEND)
+    run.until(lambda: run.trains() and run.status["observedGeneration"] == 3)
+    assert CHECK not in run.api.batch_jobs
+    assert run.condition("Prepared")["reason"] == "NothingToPrepare"
+    run.edit(env={"DEBUG": "1"})
+    run.until(lambda: CHECK in run.api.batch_jobs)
 
 
 def test_a_run_that_an_earlier_release_began_is_never_stopped_for_a_check(run: Run) -> None:
