@@ -55,6 +55,11 @@ class ApiError(OperatorError):
         return self.status == 409
 
     @property
+    def exists(self) -> bool:
+        """Whether an object of this name exists. A conflict can also be one of a ResourceQuota's counts."""
+        return self.conflict and self.reason == "AlreadyExists"
+
+    @property
     def expired(self) -> bool:
         """Whether the API server no longer has the changes since a version."""
         return self.status == 410

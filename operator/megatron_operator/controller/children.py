@@ -90,7 +90,7 @@ async def create(api: ApiClient, resource: Resource, body: Object) -> Object | N
     try:
         return await api.create(resource, body)
     except ApiError as error:
-        if not error.conflict:
+        if not error.exists:
             raise
         return None
 
@@ -331,7 +331,7 @@ class Children:
         try:
             job = await create_train_job(self._api, training_jobs(manifest), body)
         except ApiError as error:
-            if not error.conflict:
+            if not error.exists:
                 raise
             return None
         return backend.with_templates(job, sources[-1])

@@ -47,7 +47,7 @@ class EventPoster:
         try:
             await self._api.create(EVENTS, _body(status, event))
         except ApiError as error:
-            if error.conflict:
+            if error.exists:
                 self._budget.give_back(status.key)
             else:
                 log.warning("%s: event %s not posted: %s", status.key, event.reason, error)

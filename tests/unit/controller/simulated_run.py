@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.api_resources import Resource
 from megatron_operator.lifecycle.desired import Config
 
 from tests.unit.controller import whole_operator
@@ -64,6 +66,19 @@ class Run:
         """The condition of this type; empty when it is not set."""
         conditions = self.status.get("conditions", [])
         return next((each for each in conditions if each["type"] == kind), {})
+
+
+def lose_a_race_for_a_quota(run: Run, of: Resource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first object of this resource is not created, as somebody else changes a ResourceQuota's counts."""
+    create, pending = run.api.create, [of]
+
+    async def conflicting(resource: Resource, body: Any) -> Any:
+        if resource in pending:
+            pending.remove(resource)
+            raise ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas")
+        return await create(resource, body)
+
+    monkeypatch.setattr(run.api, "create", conflicting)
 
 
 @contextmanager

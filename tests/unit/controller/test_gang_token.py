@@ -10,7 +10,7 @@ import pytest
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import SECRETS, Resource
 
-from tests.unit.controller.simulated_run import Run
+from tests.unit.controller.simulated_run import Run, lose_a_race_for_a_quota
 
 EXCEEDED = "secrets is forbidden: exceeded quota"
 
@@ -81,6 +81,17 @@ def test_a_refused_secret_is_reported_and_the_job_is_not_created(
     run.until(lambda: run.condition("Running").get("reason") == "JobRefused")
     assert run.condition("Running")["message"] == EXCEEDED
     assert run.api.job() is None
+
+
+def test_the_job_is_created_with_its_secret_though_counts_of_a_quota_changed_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_a_race_for_a_quota(run, SECRETS, monkeypatch)
+    with pytest.raises(ApiError, match="resourcequotas"):
+        run.operator.reconcile()
+    assert run.api.job() is None
+    run.until(run.trains)
+    assert list(run.api.secrets) == [mounted(run)]
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["that has trained", "that has not begun"])

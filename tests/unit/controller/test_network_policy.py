@@ -13,7 +13,7 @@ from megatron_operator.lifecycle.desired import Config
 
 from tests.unit.controller import converting, whole_operator
 from tests.unit.controller.api_in_memory import NAME
-from tests.unit.controller.simulated_run import CLAIM, Run
+from tests.unit.controller.simulated_run import CLAIM, Run, lose_a_race_for_a_quota
 
 POLICY = f"{NAME}-pods"
 CHECKED = {"volume": {"claimName": CLAIM}, "datasetRoot": "chats"}
@@ -93,6 +93,17 @@ def test_no_job_of_a_run_is_created_while_its_policy_cannot_be(
     assert not run.api.batch_jobs
     converting.reconcile(run)
     assert run.condition("Imported")["reason"] == "Importing"
+
+
+def test_the_policy_exists_before_the_job_though_counts_of_a_quota_changed_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_a_race_for_a_quota(run, NETWORK_POLICIES, monkeypatch)
+    with pytest.raises(ApiError, match="resourcequotas"):
+        run.operator.reconcile()
+    assert run.api.job() is None
+    run.until(run.trains)
+    assert list(run.api.network_policies) == [POLICY]
 
 
 def test_a_policy_of_somebody_else_is_reported_and_left_alone(run: Run) -> None:
