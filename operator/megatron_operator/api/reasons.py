@@ -187,9 +187,10 @@ class Reason(StrEnum):
     )
     JOB_REFUSED = (
         "JobRefused",
-        "`Running=False`, `Prepared=False`",
-        "The API server rejected the training job, its NetworkPolicy or the Secret with its gang's token, "
-        "or to delete the job that an edit replaces, which trains on; the message is the API server's.",
+        "`Running=False`, `Prepared=False`, `Exported=False`",
+        "The API server rejected the training job, its NetworkPolicy, the Secret with its gang's token, "
+        "a Job that imports, prepares, checks or exports, or to delete the job that an edit replaces, which "
+        "trains on; the message is the API server's.",
         "Correct the recipe, or the admission policy that rejects it.",
     )
     NAME_TAKEN = (

@@ -100,6 +100,11 @@ def _exceeds_quota(error: ApiError) -> bool:
     return error.refused and "exceeded quota" in error.message
 
 
+def refusal(error: ApiError, reason: Reason) -> Obstacle:
+    """The obstacle of a refused object: a used up quota, or else `reason`."""
+    return Obstacle(Reason.QUOTA_EXCEEDED if _exceeds_quota(error) else reason, error.message, LATER)
+
+
 async def create_or_get(api: ApiClient, resource: Resource, body: Object) -> Object | None:
     """The created object, or the one of its name that exists; None where that has just been deleted.
 
@@ -171,8 +176,7 @@ class Children:
             except ApiError as error:
                 if not error.refused:
                     raise
-                reason = Reason.QUOTA_EXCEEDED if _exceeds_quota(error) else Reason.VOLUME_CLAIM_REFUSED
-                obstacle = Obstacle(reason, error.message, LATER)
+                obstacle = refusal(error, Reason.VOLUME_CLAIM_REFUSED)
             if obstacle is not None:
                 return set_obstacle(status, obstacle, running=running)
         return None

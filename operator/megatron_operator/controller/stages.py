@@ -11,7 +11,13 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import ApiClient, ApiError
 from megatron_operator.controller.api_resources import BATCH_JOBS, PODS
-from megatron_operator.controller.children import create, ensure_network_policy, find_own, pods_of_role
+from megatron_operator.controller.children import (
+    create,
+    ensure_network_policy,
+    find_own,
+    pods_of_role,
+    refusal,
+)
 from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader
@@ -299,10 +305,15 @@ class Stages:
             before = stage not in EXPORTS
             if before and (obstacle := await self._policy_obstacle(status, desired)) is not None:
                 return set_stage_obstacle(status, stage, obstacle), []
+            try:
+                created = await create(self._api, BATCH_JOBS, created_for(body, status.generation))
+            except ApiError as error:
+                if not error.refused:
+                    raise
+                return set_stage_obstacle(status, stage, refusal(error, Reason.JOB_REFUSED)), []
             status.set(phase=stage.phase)
             message = f"the {stage.noun} job is being created"
             status.set_condition(stage.condition, False, stage.running, message)
-            created = await create(self._api, BATCH_JOBS, created_for(body, status.generation))
             if created is not None:
                 DECISIONS.labels("create_stage_job").inc()
             return Requeue(SOON if created is None else LATER, stage.running), []
