@@ -191,7 +191,8 @@ class Reason(StrEnum):
         "The API server rejected the training job, its NetworkPolicy, the Secret with its gang's token, "
         "a Job that imports, prepares, checks or exports, or to delete the job that an edit replaces, which "
         "trains on; the message is the API server's.",
-        "Correct the recipe, or the admission policy that rejects it.",
+        "Correct the recipe, or the admission policy that rejects it. Where a webhook failed, its controller "
+        "does not run: `kubectl get pods` in its namespace.",
     )
     NAME_TAKEN = (
         "NameTaken",

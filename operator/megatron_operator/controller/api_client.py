@@ -66,8 +66,13 @@ class ApiError(OperatorError):
 
     @property
     def refused(self) -> bool:
-        """Forbidden or invalid: the same request fails until something else changes."""
-        return self.status in (400, 403, 422)
+        """Forbidden, invalid or not admitted: the same request fails until something else changes."""
+        return self.status in (400, 403, 422) or self.webhook_failed
+
+    @property
+    def webhook_failed(self) -> bool:
+        """Whether an admission webhook does not respond, as while no pod of its controller runs."""
+        return self.status == 500 and "failed calling webhook" in self.message
 
 
 class WatchError(ApiError):

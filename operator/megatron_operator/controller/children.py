@@ -234,7 +234,8 @@ class Children:
         try:
             await self._api.merge(training_jobs(job), job, changes)
         except ApiError as error:
-            if not error.refused:
+            # Nor would another job be admitted then.
+            if not error.refused or error.webhook_failed:
                 raise
             return False
         return True

@@ -70,7 +70,9 @@ class Cordoner:
                     if not error.not_found and not error.refused:
                         raise
                     log.warning("%s: node %s not cordoned: %s", status.key, node, error)
-                    if error.refused:
+                    if error.webhook_failed:
+                        _add_not_cordoned(status, node, error.message)
+                    elif error.refused:
                         _add_not_cordoned(status, node, f"{error.message}; {WITHOUT_RIGHTS}")
 
     async def _cordon(self, status: StatusBuilder, name: str, rules: BadNodes, pool: int) -> None:
