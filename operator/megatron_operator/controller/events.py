@@ -43,6 +43,13 @@ class EventPoster:
             else:
                 metrics.EVENTS_DROPPED.inc()
 
+    async def post_with_refusal(self, status: StatusBuilder, error: Exception) -> None:
+        """Post the new Events, and one more where `error` is a refusal of what follows from the status."""
+        if isinstance(error, ApiError) and error.refused:
+            text = f"the run's job or pods are not changed, which is tried again: {error.message}"
+            status.add_event(Reason.JOB_REFUSED, text, warning=True)
+        await self.post(status)
+
     async def _post(self, status: StatusBuilder, event: RecipeEvent) -> None:
         try:
             await self._api.create(EVENTS, _body(status, event))

@@ -169,9 +169,9 @@ class Reconciler:
         self._report(status, before)
         try:
             await execute(self._api, result.actions, result.decision)
-        except EXPECTED_ERRORS:
-            # The status has the decision: what executes it later adds no Event.
-            await self._events.post(status)
+        except EXPECTED_ERRORS as error:
+            # The status has the decision: what executes it later adds no other Event.
+            await self._events.post_with_refusal(status, error)
             raise
         await self._events.post(status)
         if status.internal_error is not None:

@@ -102,6 +102,7 @@ def set_blocked(status: StatusBuilder, reason: Reason, message: str, *, running:
     if running:
         status.set_condition(Condition.PREPARED, False, reason, message)
         return
+    status.remove_conditions(Condition.FAILED)
     status.set(phase=Phase.PENDING)
     status.set_condition(Condition.RUNNING, False, reason, message)
 

@@ -65,6 +65,9 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     reached = reached_iteration(status, snapshot)
     status.set(recovery=interrupted_at(status.recovery, reached, progress=status.progress.time))
     update_progress(status, snapshot)
+    if snapshot.job_phase in (JobPhase.ACTIVE, JobPhase.SUSPENDED):
+        # An edit has a job go on that was not deleted when the run failed.
+        status.remove_conditions(Condition.FAILED)
     if snapshot.early_exit is not None:
         status.set_condition(Condition.RUNNING, False, Reason.LEFT_EARLY, snapshot.early_exit)
     elif snapshot.job_phase is JobPhase.SUCCEEDED:

@@ -1,4 +1,4 @@
-"""An edit waits, and the run goes on, while an admission policy refuses to have its job deleted."""
+"""An admission policy refuses to have a job deleted: an edit waits, the run goes on, an Event shows why."""
 
 from typing import Any
 
@@ -72,3 +72,68 @@ def test_a_run_that_is_to_train_on_waits_until_its_job_can_be_replaced(run: Run,
     job = run.api.job()
     policy.active = False
     run.until(lambda: run.api.job() not in (None, job))
+
+
+def reconcile(run: Run, times: int) -> None:
+    """The operator tries again after each refusal."""
+    for _ in range(times):
+        run.cluster.pass_time(1)
+        try:
+            run.operator.reconcile()
+        except ApiError:
+            continue
+
+
+def refusals(run: Run) -> list[str]:
+    """Messages of the Events, each of which the API server stores once."""
+    events = {each["metadata"]["name"]: each for each in run.api.posted}
+    return [each["message"] for each in events.values() if each["reason"] == "JobRefused"]
+
+
+def test_an_event_shows_why_a_suspended_run_trains_on(run: Run, policy: Policy) -> None:
+    del policy
+    run.edit(suspend=True)
+    reconcile(run, 5)
+    [message] = refusals(run)
+    assert message == f"the run's job or pods are not changed, which is tried again: {DENIED}"
+
+
+def test_an_error_that_is_no_refusal_brings_no_event(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise ApiError(500, "InternalError", "etcd has no leader")
+
+    monkeypatch.setattr(run.api, "delete", fail)
+    run.edit(suspend=True)
+    with pytest.raises(ApiError):
+        run.operator.reconcile()
+    assert not refusals(run)
+
+
+def test_an_edited_run_that_trains_on_after_its_failure_has_not_failed(run: Run, policy: Policy) -> None:
+    run.edit(recovery={"maxRestarts": 0})
+    run.until(lambda: bool(run.status["observedGeneration"] == 2))
+    run.cluster.poisoned = True
+    run.cluster.fail(run.cluster.pods[1], 137, "died")
+    reconcile(run, 150)
+    assert run.condition("Failed")["reason"] == "RestartsSpent"
+    assert len(refusals(run)) == 1
+    run.cluster.poisoned = False
+    run.edit(recovery={"maxRestarts": 5})
+    run.until(run.trains)
+    assert run.condition("Failed") == {}
+    assert policy.active
+
+
+def test_a_failed_run_whose_job_an_edit_cannot_replace_waits_and_has_not_failed(
+    run: Run, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, failed = run.api.job(), {"conditions": [{"type": "Failed", "status": "True"}]}
+    assert job is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(run.api, "job", lambda: job | {"status": failed})
+        run.until(lambda: bool(run.status["phase"] == "Failed"))
+        run.edit(env={"DEBUG": "1"})
+        run.until(lambda: bool(run.status["phase"] == "Pending"))
+        assert (run.condition("Running")["reason"], run.condition("Failed")) == ("JobRefused", {})
+    policy.active = False
+    run.until(lambda: run.api.job() not in (None, job) and run.trains())
