@@ -22,16 +22,7 @@ from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.controller.traces import TraceSender
 from megatron_operator.lifecycle.accepted_spec import record_accepted
-from megatron_operator.lifecycle.actions import (
-    DISCARDED,
-    DONE,
-    LATER,
-    SOON,
-    DeleteJob,
-    Requeue,
-    Result,
-    wait,
-)
+from megatron_operator.lifecycle.actions import DISCARDED, DONE, LATER, SOON, DeleteJob, Requeue, Result, wait
 from megatron_operator.lifecycle.children import job_obstacle
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import clean_up
@@ -284,8 +275,10 @@ class Reconciler:
                 blocked = await self._children.delete_outdated(status, job, running=running)
         if blocked is not None and job is not None:
             # The generation is not observed yet: the job is replaced once the claims exist, or it may be.
-            waits = await self._supervisor.supervise(status, snapshot) if running else DONE
-            return waits.within(blocked.after, blocked.reason)
+            if not running:
+                return Result(requeue=blocked)
+            result = await self._supervisor.supervise(status, snapshot, waits=blocked.reason)
+            return result.within(blocked.after, blocked.reason)
         if same or not trained:
             set_plan(status, desired)
         if edited:
@@ -331,7 +324,8 @@ class Reconciler:
         if snapshot.job is None or snapshot.job_phase is JobPhase.FAILED:
             # Nothing to report: a write now would double those of each recipe that is created.
             return PLAN_PENDING
-        return (await self._supervisor.supervise(status, snapshot)).within(LATER, BEING_PLANNED)
+        result = await self._supervisor.supervise(status, snapshot, waits=BEING_PLANNED)
+        return result.within(LATER, BEING_PLANNED)
 
     def _replaced(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """The job of an earlier generation is deleted; the next reconcile creates the new one."""

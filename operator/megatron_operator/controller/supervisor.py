@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 _COUNTED_AS: Final[dict[type, str]] = {Avoid: "avoid_nodes", ForceDelete: "force_delete_pods"}
 """Decisions that the metric names by their actions."""
 _REFUSED: Final = "the recipe as it is now is refused, so that its job could not be created again"
+_WAITS: Final = "an edit waits ({}), so that the job could not be created again"
 
 
 class Supervisor:
@@ -62,10 +63,14 @@ class Supervisor:
         self._capacity = capacity
         self._cordoner = cordoner
 
-    async def supervise(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+    async def supervise(
+        self, status: StatusBuilder, snapshot: RunSnapshot, *, waits: str | None = None
+    ) -> Result:
         """Bring the status up to the snapshot of a run that has a job, and decide on recovery.
 
-        Discarded where the snapshot is from the caches, and more than progress follows from it.
+        `waits`: why an edit cannot be applied yet. Nor could another job be created then, so this one is not
+        given up for other nodes or another size. Discarded where the snapshot is from the caches, and more
+        than progress follows from it.
         """
         if is_deleting(snapshot.existing_job):
             return wait(SOON, "the job is being deleted")
@@ -86,7 +91,7 @@ class Supervisor:
             if not exporting:
                 self._poller.forget(status.key)
             return expire_job(status, snapshot)
-        keeps_job = awaits_another_job(status, snapshot) and await self._is_refused(status, snapshot)
+        keeps_job = awaits_another_job(status, snapshot) and await self._is_kept(status, snapshot, waits)
         if (unfinished := unfinished_actions(status, snapshot, keeps_job=keeps_job)) is not None:
             return unfinished
         limits = recovery_limits(status)
@@ -105,16 +110,19 @@ class Supervisor:
         creates = isinstance(decision, ChangeDomain) or (
             isinstance(decision, Move | Avoid | ReleaseNodes) and not snapshot.moves_pods
         )
-        refused = creates and await self._is_refused(status, snapshot)
-        if refused and isinstance(decision, Move):
-            observation = replace(observation, maintenance=replace(decision.move, obstacle=_REFUSED))
+        why = _REFUSED if waits is None else _WAITS.format(waits)
+        kept_job = creates and await self._is_kept(status, snapshot, waits)
+        if kept_job and isinstance(decision, Move):
+            observation = replace(observation, maintenance=replace(decision.move, obstacle=why))
             decision = decide(observation)
         kept = set(status.recovery.nodes_avoided) - avoided(snapshot.existing_job) if keeps_job else set()
-        if refused and isinstance(decision, Avoid):
+        if kept_job and isinstance(decision, Avoid):
             kept.update(decision.nodes)
-        report_kept_nodes(status, observation, dict.fromkeys(kept, _REFUSED))
-        if refused and isinstance(decision, ChangeDomain):
-            return wait(recheck_delay(status, snapshot) or LATER, _REFUSED)
+        report_kept_nodes(status, observation, dict.fromkeys(kept, why))
+        # Whether a recipe is refused is known of a resize: it is planned for the count.
+        resizes = waits is not None and isinstance(decision, Resize)
+        if resizes or (kept_job and isinstance(decision, ChangeDomain)):
+            return wait(recheck_delay(status, snapshot) or LATER, why)
         if isinstance(decision, Resize):
             if decision.count <= snapshot.accelerators:
                 self._capacity.give_up_places(status.key)
@@ -131,7 +139,7 @@ class Supervisor:
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)
-        result = apply_decision(status, snapshot, decision, keeps_job=refused)
+        result = apply_decision(status, snapshot, decision, keeps_job=kept_job)
         if status.ended:
             self._poller.forget(status.key)
         if isinstance(decision, Wait):
@@ -140,9 +148,9 @@ class Supervisor:
             return result.within(departure, "maintenance of a node is announced for later")
         return replace(result, decision=_COUNTED_AS.get(type(decision)) or kind_of(decision))
 
-    async def _is_refused(self, status: StatusBuilder, snapshot: RunSnapshot) -> bool:
-        """Whether the job would be lost if it were deleted, because the recipe as it is now is refused."""
-        return not await self._capacity.can_be_created_again(status, snapshot)
+    async def _is_kept(self, status: StatusBuilder, snapshot: RunSnapshot, waits: str | None) -> bool:
+        """Whether the job would be lost if it were deleted: an edit `waits`, or the recipe is refused."""
+        return waits is not None or not await self._capacity.can_be_created_again(status, snapshot)
 
     def gives_up_pods(self, key: RecipeKey) -> None:
         """The run gives up its pods, and the places that were kept free for it."""
