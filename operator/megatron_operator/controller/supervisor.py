@@ -38,6 +38,7 @@ from megatron_operator.lifecycle.recovery_policy import (
     Move,
     ReleaseNodes,
     Resize,
+    RestartGang,
     Wait,
     decide,
 )
@@ -45,6 +46,7 @@ from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.write_delay import may_rest_on_caches
+from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.node_avoidance import avoided
 
 log = logging.getLogger(__name__)
@@ -92,9 +94,10 @@ class Supervisor:
                 self._poller.forget(status.key)
             return expire_job(status, snapshot)
         keeps_job = awaits_another_job(status, snapshot) and await self._is_kept(status, snapshot, waits)
-        if (unfinished := unfinished_actions(status, snapshot, keeps_job=keeps_job)) is not None:
-            return unfinished
         limits = recovery_limits(status)
+        if (unfinished := unfinished_actions(status, snapshot, keeps_job=keeps_job)) is not None:
+            stays = status.recovery.outgoing_job == snapshot.job_uid
+            return _with_restart(status, snapshot, limits, unfinished) if stays else unfinished
         gone, nodes = snapshot.nodes_gone, snapshot.announcing or {}
         status.set(recovery=forget_outdated(status.recovery, gone, nodes, status.now))
         known = await self._cordoner.rules(status)
@@ -173,3 +176,12 @@ class Supervisor:
         except Exception as error:
             set_internal_error(status, error, running=True)
         return Capacity()
+
+
+def _with_restart(status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, deletion: Result) -> Result:
+    """The deletion of a job, which may be refused for long, after a restart of its gang if that hangs."""
+    decision = decide(observe(status, snapshot, limits, Capacity(), BadNodes()))
+    if snapshot.job_phase is not JobPhase.ACTIVE or not isinstance(decision, RestartGang):
+        return deletion
+    restart = apply_decision(status, snapshot, decision)
+    return replace(restart, actions=restart.actions + deletion.actions, decision=kind_of(decision))

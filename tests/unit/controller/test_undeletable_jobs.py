@@ -137,3 +137,24 @@ def test_a_failed_run_whose_job_an_edit_cannot_replace_waits_and_has_not_failed(
         assert (run.condition("Running")["reason"], run.condition("Failed")) == ("JobRefused", {})
     policy.active = False
     run.until(lambda: run.api.job() not in (None, job) and run.trains())
+
+
+def test_a_run_that_cannot_be_resized_is_restarted_when_it_hangs(run: Run, policy: Policy) -> None:
+    policy.active = False
+    run.edit(recovery={"elastic": {"minCount": 8, "shrinkAfter": 60, "growAfter": 60}})
+    run.until(lambda: bool(run.status["observedGeneration"] == 2) and run.trains())
+    run.cluster.nodes["node-2"].taken = True
+    run.cluster.node_dies("node-1")
+    run.until(lambda: run.trains(1), 1500)
+    policy.active, run.cluster.nodes["node-2"].taken = True, False
+    reconcile(run, 300)
+    assert run.incidents[-1]["kind"] == "resize"
+    before = run.api.job()
+    run.cluster.hanging = True
+    reconcile(run, 300)
+    assert [each["number"] for each in run.incidents if each.get("hang")] == [len(run.incidents)]
+    assert run.trains(1)
+    assert run.api.job() == before
+    policy.active = False
+    run.until(run.trains)
+    assert run.api.job() != before
