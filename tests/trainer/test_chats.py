@@ -210,7 +210,9 @@ def test_a_killed_pod_leaves_no_trace_in_the_chats(llama: Path, tmp_path: Path) 
     assert prepared(tmp_path) == prepared(tmp_path / "alone")
     (made,) = objects.iterdir()
     files = ("training.jsonl", "training.jsonl.lines.npy", "validation.jsonl", "validation.jsonl.lines.npy")
-    assert sorted(path.name for path in made.iterdir()) == ["done.json", *files]
+    mark, settings, *rest = sorted(path.name for path in made.iterdir())
+    assert (mark, rest) == ("done.json", [*files])
+    assert settings.startswith("source-")
 
 
 def test_a_second_recipe_prepares_nothing_of_the_same_chats(
@@ -303,5 +305,6 @@ def test_files_that_changed_are_not_prepared_under_the_same_name(llama: Path, tm
     arguments = words(tmp_path, f"{tmp_path}/raw.jsonl", tokenizer=llama)
     chats_command.run(arguments)
     (tmp_path / "raw.jsonl").write_text(lines(many(4)))
-    with pytest.raises(PreparationError, match=r"set another data\.prepare\.name"):
+    with pytest.raises(PreparationError, match=r"set another data\.prepare\.name") as refused:
         chats_command.run(arguments)
+    assert f"or data.datasetRoot: {tmp_path}/out/chats with data.examples: chat" in str(refused.value)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from megatron_contract.environment import ENV_RUN_ID
+from megatron_contract.environment import DATA_DIR, ENV_RUN_ID
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import PreparationResult
 
@@ -26,10 +26,11 @@ from megatron_trainer.data.claims import Claims
 from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.documents import Position, Render, read_documents
 from megatron_trainer.data.fast_encoder import FastEncoder
+from megatron_trainer.data.kept_objects import find_kept, keep_settings, log_kept
 from megatron_trainer.data.log import log
 from megatron_trainer.data.megatron_tokenizer import MegatronEncoder
 from megatron_trainer.data.meter import Meter
-from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.preparation_error import NoFilesError, PreparationError
 from megatron_trainer.data.shards import Encoder, RecordEncoder, TokenEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
 from megatron_trainer.data.validation_files import check_validation_files
@@ -125,6 +126,7 @@ def prepare(
         with meter.checking():
             check.check_datasets(prepared, encoder, needs)
     for dataset in datasets:
+        keep_settings(dataset.folder, dataset, encoder.eod)
         _link(dataset)
     documents, tokens, bin_bytes, idx_bytes = total
     return PreparationResult(documents, tokens, encoder.vocabulary, str(folder), bin_bytes, idx_bytes)
@@ -149,24 +151,40 @@ def _template(sources: Sequence[Source], tokenizer_dir: Path) -> Render | None:
 
 
 def _dataset(source: Source, folder: Path, tokenizer_dir: Path, encoder: TokenEncoder) -> Dataset:
-    files = find_files(source)
     if isinstance(encoder, MegatronEncoder):
         template = encoder.digest
     else:
         template = digest_of_tokenizer(tokenizer_dir, with_template=source.format == "chat")
-    made_from = folder / "objects" / content_digest(source, files, template, encoder.eod)
     link = source.output.with_name(f"{source.output.name}.bin")
+    try:
+        files = find_files(source)
+    except NoFilesError as error:
+        if not link.is_symlink():
+            raise
+        made = find_kept(link.resolve().parent, folder / "objects", source, template, encoder.eod)
+        if made is None or (kept := Dataset(source, made, (), template)).counts() is None:
+            raise NoFilesError(error.code, f"{error}, or {_to_go_on(source)}") from error
+        log_kept(kept)
+        return kept
+    made_from = folder / "objects" / content_digest(source, files, template, encoder.eod)
     if link.is_symlink() and link.resolve() != (made_from / "data.bin").resolve():
         raise source.refuse(
             "path",
             f"the files of {source.path} or the tokenizer changed since this dataset was prepared, and a run "
-            "that resumes would read other samples; set another data.prepare.name to prepare them again",
+            "that resumes would read other samples; set another data.prepare.name to prepare them again, or "
+            f"{_to_go_on(source)}",
         )
     dataset = Dataset(source, made_from, divide(source, files), template)
     if dataset.counts() is None:
         dataset.done.unlink(missing_ok=True)
         dataset.work.mkdir(parents=True, exist_ok=True)
     return dataset
+
+
+def _to_go_on(source: Source) -> str:
+    """What to set to have the dataset of before."""
+    path = str(source.output).removeprefix(f"{DATA_DIR}/")
+    return f"list path: {path} in data.blend, instead of data.sources, to go on with what was prepared"
 
 
 def _order(datasets: Sequence[Dataset], worker: Worker) -> list[tuple[Dataset, int]]:

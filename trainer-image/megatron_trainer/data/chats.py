@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from megatron_contract.environment import DATA_DIR
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge import sample_blend
@@ -29,10 +30,11 @@ from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.document_lines import DocumentLines
 from megatron_trainer.data.documents import Render
 from megatron_trainer.data.image_samples import SampleLines, digest_of_processor
+from megatron_trainer.data.kept_objects import find_kept, keep_settings, log_kept
 from megatron_trainer.data.line_ends import write_line_ends
 from megatron_trainer.data.log import log
 from megatron_trainer.data.meter import Meter
-from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.preparation_error import NoFilesError, PreparationError
 from megatron_trainer.data.shards import RecordEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
 from megatron_trainer.data.validation_files import check_validation_files
@@ -70,10 +72,10 @@ def prepare_chats(
         source.name: _digest(source, tokenizer_dir, run, splits[source.name], lines[source.name].eod)
         for source in sources
     }
-    datasets = [_dataset(source, folder, digests[source.name]) for source in sources]
+    datasets = [_dataset(source, folder, root, digests[source.name]) for source in sources]
     check_validation_files(datasets, {source.name for source in sources if source.validation})
     made = _folder(datasets, folder)
-    _check_link(sources[0], root, made)
+    _check_link(sources, root, made)
     meter = meter or Meter(log)
     meter.begin(datasets)
     for is_text in (False, True):
@@ -96,6 +98,8 @@ def prepare_chats(
     if not _of_samples(sources):
         for name in FILES:
             write_line_ends(made / name)
+    for dataset in datasets:
+        keep_settings(made, dataset, None)
     _link(root, made)
     return total
 
@@ -153,8 +157,18 @@ def _digest(source: Source, tokenizer_dir: Path, run: ChatRun, split: str, eod: 
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()
 
 
-def _dataset(source: Source, folder: Path, digest: str) -> Dataset:
-    files = find_files(source)
+def _dataset(source: Source, folder: Path, root: Path, digest: str) -> Dataset:
+    try:
+        files = find_files(source)
+    except NoFilesError:
+        # The run reads media from the files themselves.
+        if _of_samples([source]) or not root.is_symlink():
+            raise
+        kept_in = find_kept(root.resolve(), folder / "objects", source, digest, None)
+        if kept_in is None or (kept := Dataset(source, kept_in, (), digest, FILES)).counts() is None:
+            raise
+        log_kept(kept)
+        return kept
     made = folder / "objects" / content_digest(source, files, digest, None)
     dataset = Dataset(source, made, divide(source, files), digest, FILES)
     if dataset.counts() is None:
@@ -174,13 +188,19 @@ def _folder(datasets: Sequence[Dataset], folder: Path) -> Path:
     return folder / "objects" / hashlib.sha256(json.dumps(names).encode()).hexdigest()[:32]
 
 
-def _check_link(source: Source, root: Path, made: Path) -> None:
+def _check_link(sources: Sequence[Source], root: Path, made: Path) -> None:
     if root.is_symlink() and root.resolve() != made.resolve():
-        raise source.refuse(
+        fix = "set another data.prepare.name to prepare them again"
+        is_weighted = sample_blend.is_weighted(source.weight for source in sources)
+        # What has weights, documents or media is read by data.sources alone.
+        if not is_weighted and all(source.format == "chat" for source in sources):
+            path = str(root).removeprefix(f"{DATA_DIR}/")
+            fix += f", or data.datasetRoot: {path} with data.examples: chat, instead of data.sources, "
+            fix += "to go on with what was prepared"
+        raise sources[0].refuse(
             "path",
             "files of data.sources, the tokenizer or the vocabulary of the model changed since this dataset "
-            "was prepared, and a run that resumes would read other samples; set another data.prepare.name to "
-            "prepare them again",
+            f"was prepared, and a run that resumes would read other samples; {fix}",
         )
 
 

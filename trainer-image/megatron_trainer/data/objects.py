@@ -45,6 +45,10 @@ class ObjectError(PreparationError):
     """An object, or its store, cannot be read. The text names it and the remedy."""
 
 
+class NoObjectError(ObjectError):
+    """Nothing matches a pattern."""
+
+
 @dataclass(frozen=True)
 class Store:
     """Where buckets are: URL of the store, None for AWS, and its region.
@@ -160,7 +164,7 @@ def find(store: Store, url: str) -> list[StoredObject]:
         if below:
             text = f"{url} is a folder; name its objects: {url.rstrip('/')}/*"
             raise ObjectError(ExitCode.BAD_DATA, text)
-        raise ObjectError(
+        raise NoObjectError(
             ExitCode.BAD_DATA, f"no object matches {url}; {_nearest(store, bucket, parts[:fixed])}"
         )
 

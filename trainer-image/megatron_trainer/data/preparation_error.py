@@ -11,3 +11,7 @@ class PreparationError(TrainerError):
     def __init__(self, code: ExitCode, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class NoFilesError(PreparationError):
+    """A source has no file or object."""

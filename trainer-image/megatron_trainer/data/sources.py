@@ -20,9 +20,9 @@ from megatron_trainer.data import objects
 from megatron_trainer.data.compression import file_error, is_compressed
 from megatron_trainer.data.files import SourceFile, path_of, size_of, version_of
 from megatron_trainer.data.media import IMAGES, Medium
-from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
+from megatron_trainer.data.objects import AWS, NoObjectError, ObjectError, Store, StoredObject
 from megatron_trainer.data.patterns import fixed, is_prepared, left_out
-from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.preparation_error import NoFilesError, PreparationError
 from megatron_trainer.volume_paths import left_volume
 
 Format = Literal["jsonl", "chat", "text", "parquet", "hf", "webdataset"]
@@ -69,6 +69,10 @@ class Source:
     def refuse(self, setting: str, problem: str, code: ExitCode = ExitCode.BAD_DATA) -> PreparationError:
         """Return the error of one of its settings."""
         return PreparationError(code, f"{self.name}.{setting}: {problem}")
+
+    def has_no_files(self, problem: str) -> NoFilesError:
+        """Return the error of a path that nothing matches."""
+        return NoFilesError(ExitCode.BAD_DATA, f"{self.name}.path: {problem}")
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,8 @@ def find_files(source: Source) -> list[SourceFile]:
     Hidden files are left out, as by a shell, unless the pattern names them: copies in progress are such. What
     was prepared is left out too, unless the pattern names its folder.
 
-    Raises PreparationError if there are none, for one that the pattern matches and that cannot be read, and
-    for a link that leads out of the source's volume.
+    Raises NoFilesError if there are none, PreparationError for one that the pattern matches and that cannot
+    be read, and for a link that leads out of the source's volume.
     """
     if source.path.startswith(objects.SCHEME):
         return list(_objects(source))
@@ -145,6 +149,8 @@ def _named(source: Source) -> Iterator[None]:
     """Name the source in the errors of its objects."""
     try:
         yield
+    except NoObjectError as error:
+        raise source.has_no_files(str(error)) from error
     except ObjectError as error:
         raise source.refuse("path", str(error), error.code) from error
 
@@ -175,7 +181,7 @@ def _matches(source: Source) -> list[Path]:
     if problem := left_out(root, str(path.relative_to(root))):
         raise source.refuse("path", problem)
     if not files:
-        raise source.refuse("path", f"no file matches {source.path}; {_nearest(path)}")
+        raise source.has_no_files(f"no file matches {source.path}; {_nearest(path)}")
     return files
 
 
@@ -195,7 +201,7 @@ def _nearest(path: Path) -> str:
 def _arrow_files(source: Source) -> list[Path]:
     folder = Path(source.path)
     if not folder.is_dir():
-        raise source.refuse("path", f"{folder} is not a folder; format hf reads what save_to_disk wrote")
+        raise source.has_no_files(f"{folder} is not a folder; format hf reads what save_to_disk wrote")
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         named = f"{folder}/{splits[0]}" if splits else "none is there, copy it again"
@@ -214,9 +220,7 @@ def _arrow_files(source: Source) -> list[Path]:
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise source.refuse("path", f"{folder} lacks {missing[0]}, which its state.json names; copy it again")
     if not names:
-        raise source.refuse(
-            "path", f"{folder} has no .arrow files; for Parquet set format: parquet and a glob"
-        )
+        raise source.has_no_files(f"{folder} has no .arrow files; for Parquet set format: parquet and a glob")
     return [folder / name for name in names]
 
 

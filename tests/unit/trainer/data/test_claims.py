@@ -201,7 +201,9 @@ def test_shards_of_another_division_are_neither_used_nor_left(
     (works[0].parent / "shards").mkdir()
     prepare(tmp_path, tokenizer_dir, found)
     assert decoded(found.output, tokenizer_dir) == TEXTS
-    assert sorted(path.name for path in works[0].parent.iterdir()) == ["data.bin", "data.idx", "done.json"]
+    *made, settings = sorted(path.name for path in works[0].parent.iterdir())
+    assert made == ["data.bin", "data.idx", "done.json"]
+    assert settings.startswith("source-")
 
 
 def _divided(monkeypatch: pytest.MonkeyPatch, size: int) -> object:

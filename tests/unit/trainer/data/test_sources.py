@@ -118,7 +118,9 @@ def test_a_killed_worker_leaves_no_trace_in_the_result(tmp_path: Path, tokenizer
     assert killed == alone
     assert end["documents"] == len(decoded(again / "out" / "corpus_text_document", tokenizer_dir))
     [kept] = work.iterdir()
-    assert sorted(path.name for path in kept.iterdir()) == ["data.bin", "data.idx", "done.json"]
+    *made, settings = sorted(path.name for path in kept.iterdir())
+    assert made == ["data.bin", "data.idx", "done.json"]
+    assert settings.startswith("source-")
 
 
 class Killed(BaseException):
