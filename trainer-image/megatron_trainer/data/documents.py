@@ -131,7 +131,7 @@ def _records(source: Source, shard: Shard, render: Render | None, position: Posi
         if source.format == "chat":
             assert render is not None, "conversations need a template"
             try:
-                text = render(to_messages(record), record.get("tools"))
+                text = render(to_messages(record), record.get("tools") or None)
             except ConversationError as error:
                 raise source.refuse("path", f"{place()}: {error}") from error
         else:

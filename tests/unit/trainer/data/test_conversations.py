@@ -57,6 +57,18 @@ def test_a_conversation_keeps_its_system_prompt_its_parts_and_its_tools(
     assert decoded(found.output, folder) == expected
 
 
+def test_a_conversation_with_an_empty_list_of_tools_has_none(tmp_path: Path, tokenizer_dir: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    records = [chat | {"tools": tools} for tools in ([], "", None)]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder = with_template(tokenizer_dir, tmp_path / "t")
+    template = folder / "chat_template.jinja"
+    template.write_text("{% if tools is not none %}[tools]{% endif %}" + template.read_text())
+    found = source(tmp_path, {"path": f"{tmp_path}/c.jsonl", "format": "chat"})
+    prepare(tmp_path, folder, found)
+    assert decoded(found.output, folder) == ["<user>hi\n"] * 3
+
+
 def test_a_bad_conversation_is_named_with_its_line(tmp_path: Path, tokenizer_dir: Path) -> None:
     good = json.dumps({"messages": [{"role": "user", "content": "c"}]})
     (tmp_path / "c.jsonl").write_text(f"{good}\n\n{{}}\n")
