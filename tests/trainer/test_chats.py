@@ -241,12 +241,25 @@ TOOL = {
     ]
 }
 
+CALL = {
+    "messages": [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+    ]
+}
+
 
 @pytest.mark.parametrize(
     ("template", "chat", "problem"),
     [
         (LLAMA, TOOL, "no role tool"),
         (GENERATION, TOOL, "the chat template leaves out the message of tool"),
+        (
+            GENERATION.replace("'system', ", ""),
+            openai("q", "a", system="be brief"),
+            "the chat template leaves out the message of system",
+        ),
+        (GENERATION, CALL, "the chat template leaves out the tool_calls of a message of assistant"),
         (LLAMA, openai("only a question"), "the loss would count none of its tokens"),
         (LLAMA, {"text": "no chat"}, 'the record has neither "messages" nor "conversations"'),
         (

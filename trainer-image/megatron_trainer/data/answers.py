@@ -13,10 +13,10 @@ import numpy as np
 
 from megatron_trainer.bridge.chat_tokens import AnswerError, tokenize
 from megatron_trainer.data.chat import ConversationError, load_template
+from megatron_trainer.data.left_out import check_left_out
 
 LEFT_OUT: Final = "null"
 """In place of a chat of which no answer begins within a sample."""
-_SPOKEN: Final = frozenset({"system", "user", "assistant"})
 
 
 class LineEncoder:
@@ -65,7 +65,7 @@ class ChatLines:
             ids, counted = tokenize(record, self._tokenizer)
         except AnswerError as error:
             raise ConversationError(str(error)) from error
-        self._check_roles(messages, tools)
+        check_left_out(messages, tools, self._render)
         if self._vocab_size is not None and int(ids.max()) >= self._vocab_size:
             raise ConversationError(
                 f"it has token id {int(ids.max()):,}, and the model {self._vocab_size:,} of them; name the "
@@ -75,17 +75,3 @@ class ChatLines:
         if not bool(counted[1 : self._seq_length + 1].any()):
             return LEFT_OUT
         return json.dumps(record, ensure_ascii=False)
-
-    def _check_roles(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
-        """A template may skip a message of a role that it does not know, without an error."""
-        text = None
-        for index, message in enumerate(messages):
-            if message["role"] in _SPOKEN:
-                continue
-            text = text or self._render(messages, tools)
-            changed = [*messages[:index], message | {"content": "-"}, *messages[index + 1 :]]
-            if message.get("content") != "-" and self._render(changed, tools) == text:
-                raise ConversationError(
-                    f"the chat template leaves out the message of {message['role']}; remove the line, or use "
-                    "a template that has this role"
-                )

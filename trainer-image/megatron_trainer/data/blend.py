@@ -27,6 +27,7 @@ from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.documents import Position, Render, read_documents
 from megatron_trainer.data.fast_encoder import FastEncoder
 from megatron_trainer.data.kept_objects import find_kept, keep_settings, log_kept
+from megatron_trainer.data.left_out import CheckedTemplate
 from megatron_trainer.data.log import log
 from megatron_trainer.data.megatron_tokenizer import MegatronEncoder
 from megatron_trainer.data.meter import Meter
@@ -145,7 +146,7 @@ def _template(sources: Sequence[Source], tokenizer_dir: Path) -> Render | None:
     if not chats:
         return None
     try:
-        return load_template(tokenizer_dir)
+        return CheckedTemplate(load_template(tokenizer_dir))
     except ConversationError as error:
         raise chats[0].refuse("format", str(error)) from error
 
