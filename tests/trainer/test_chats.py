@@ -247,6 +247,18 @@ CALL = {
         {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
     ]
 }
+CALL_OF_NO_JSON = json.loads(json.dumps(CALL).replace('"arguments": {}', '"arguments": "x"'))
+
+
+def test_the_loss_sees_arguments_of_tool_calls_that_are_encoded_once(tmp_path: Path) -> None:
+    template = GENERATION.replace(
+        "{{ m['content'] }}<", "{{ m['tool_calls'][0]['function']['arguments'] | tojson }}<"
+    )
+    chat = json.loads(json.dumps(CALL).replace('"arguments": {}', json.dumps({"arguments": '{"x":1}'})[1:-1]))
+    (tmp_path / "raw.jsonl").write_text(lines([chat]))
+    folder = write_tokenizer(tmp_path / "tokenizer", template)
+    chats_command.run(words(tmp_path, f"{tmp_path}/raw.jsonl", tokenizer=folder))
+    assert seen(tmp_path / "out/chats/training.jsonl", folder, 512, tmp_path) == [f'{{"x": 1}}{END}']
 
 
 @pytest.mark.parametrize(
@@ -259,6 +271,7 @@ CALL = {
             openai("q", "a", system="be brief"),
             "the chat template leaves out the message of system",
         ),
+        (LLAMA, CALL_OF_NO_JSON, "the arguments of a call of 'f' are not JSON"),
         (GENERATION, CALL, "the chat template leaves out the tool_calls of a message of assistant"),
         (LLAMA, openai("only a question"), "the loss would count none of its tokens"),
         (LLAMA, {"text": "no chat"}, 'the record has neither "messages" nor "conversations"'),

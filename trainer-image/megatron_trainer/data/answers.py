@@ -14,6 +14,7 @@ import numpy as np
 from megatron_trainer.bridge.chat_tokens import AnswerError, tokenize
 from megatron_trainer.data.chat import ConversationError, load_template
 from megatron_trainer.data.left_out import check_left_out
+from megatron_trainer.data.tool_arguments import as_template_reads
 
 LEFT_OUT: Final = "null"
 """In place of a chat of which no answer begins within a sample."""
@@ -58,6 +59,7 @@ class ChatLines:
 
     def line(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
         """Return the line of a chat, or LEFT_OUT. Raises ConversationError."""
+        messages = as_template_reads(messages, tools, self._render)
         record: dict[str, Any] = {"messages": [{"content": None} | message for message in messages]}
         if tools:
             record["tools"] = tools

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from megatron_trainer.data.chat import ConversationError
 from megatron_trainer.data.documents import Render
+from megatron_trainer.data.tool_arguments import as_template_reads
 
 _ALWAYS_SHOWN: Final = frozenset({"user", "assistant"})
 
@@ -57,6 +58,7 @@ class CheckedTemplate:
 
     def __call__(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
         """Return the text of a conversation. Raises ConversationError."""
+        messages = as_template_reads(messages, tools, self._render)
         text = self._render(messages, tools)
         kinds = frozenset(
             (messages[index - 1]["role"] if index else "", messages[index]["role"], part)
