@@ -1,10 +1,12 @@
 """Every obstacle is reported in the recipe's status, with its cause."""
 
 import pytest
+from megatron_contract.environment import CONTAINER_NAME
 
 from testkit.errors import ApiError
 from testkit.fake_nodes import ended, pod_stage
 from testkit.fake_trainers import set_container_waiting
+from testkit.ports import LOOPBACK, free_port
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
 from tests.control_plane.test_flows import PREPARED
@@ -125,6 +127,66 @@ def test_the_job_of_a_run_whose_token_uses_up_a_quota_is_replaced(world: World) 
     create_quota(world, "count/secrets", "1")
     world.edit("run", env={"NCCL_DEBUG": "INFO"})
     world.wait_for("run", pods=2, without=[*before.pod_uids, before.job_uid], observed=True)
+
+
+def test_a_quota_without_room_for_the_preparation_is_reported_until_it_is_raised(world: World) -> None:
+    create_quota(world, "count/jobs.batch", "0")
+    world.apply("run", data=PREPARED)
+    message = message_of(world, "run", "Running", "QuotaExceeded")
+    assert "exceeded quota: limit, requested: count/jobs.batch=1" in message
+    world.api.patch("ResourceQuota", world.namespace, "limit", {"spec": {"hard": {"count/jobs.batch": "9"}}})
+    world.wait_for("run", conditions={"Prepared": "Prepared"})
+
+
+@pytest.mark.job_backends(
+    "pytorchjob", "jobset", reason="the test asks with a job, which creates no TrainJob"
+)
+def test_a_webhook_of_jobs_that_does_not_respond_is_reported_until_it_does(world: World) -> None:
+    backend = world.backend.manifests
+    rule = {
+        "apiGroups": [backend.GROUP],
+        "apiVersions": ["*"],
+        "operations": ["CREATE"],
+        "resources": [f"{backend.KIND.lower()}s"],
+    }
+    webhook = {
+        "name": "down.example.com",
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
+        "clientConfig": {"url": f"https://{LOOPBACK}:{free_port()}"},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    name = f"{world.namespace}-down"
+    world.api.create(
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": name},
+            "webhooks": [webhook],
+        }
+    )
+    metadata = {"name": "other", "namespace": world.namespace}
+    template = {"spec": {"containers": [{"name": CONTAINER_NAME, "image": "registry.example/image"}]}}
+    job = world.backend.suspended(metadata, template)
+
+    def is_called() -> bool:
+        try:
+            world.api.create(job, dryRun="All")
+        except ApiError as error:
+            return error.status == 500
+        return False
+
+    try:
+        # The API server calls a webhook a moment after it was created.
+        wait_until("the webhook to be called", is_called)
+        world.apply("run")
+        message = message_of(world, "run", "Running", "JobRefused")
+        assert 'failed calling webhook "down.example.com"' in message
+    finally:
+        world.api.delete("ValidatingWebhookConfiguration", None, name)
+    world.wait_for("run", pods=2)
 
 
 def test_a_quota_that_lets_a_preparation_have_no_pod_is_reported_until_it_is_raised(world: World) -> None:
