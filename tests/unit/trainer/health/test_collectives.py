@@ -1,7 +1,6 @@
 """Which rank the others wait for: by what each has enqueued, and in real process groups of gloo."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from megatron_trainer.health import stacks
 from megatron_trainer.health.collectives import Collectives, Waiting, awaited_ranks, common_operation
 from megatron_trainer.health.stacks import RankState, collect_stacks, describe_hang, find_stalled_rank
 from megatron_trainer.telemetry.reporter import STACKS_ENV
+
+from testkit.ports import free_port
 
 TP, DP = "tp", "dp"
 
@@ -136,9 +137,7 @@ else:
 def hanging(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dict[int, int]]:
     """Ranks that run a program, of which the last has stopped to take part. By rank: process ids."""
     program, size = request.param
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started = []
     for rank in range(size):
         arguments = [str(rank), f"tcp://127.0.0.1:{port}", str(size)]

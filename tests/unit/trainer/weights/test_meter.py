@@ -1,7 +1,6 @@
 """The progress of a conversion, as its pod serves it."""
 
 import json
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import pytest
 from megatron_trainer.weights.meter import Meter, sizes
 from megatron_trainer.weights.tensors import Header
+
+from testkit.ports import free_port
 
 torch = pytest.importorskip("torch", reason="make setup-trainer")
 
@@ -41,18 +42,16 @@ def test_each_tensor_counts_once_it_is_taken_and_an_audit_counts_those_of_all_pa
 
 
 def test_the_progress_is_served() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free_port = probe.getsockname()[1]
+    port = free_port()
     meter = Meter()
     meter.begin("convert", {"a": 16})
-    assert meter.serve(free_port) is None
-    with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/progress") as answer:
+    assert meter.serve(port) is None
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress") as answer:
         report = json.load(answer)
     assert report["phase"] == "converting"
     expected = {"step": "convert", "tensorsDone": 0, "tensorsTotal": 1, "bytesDone": 0, "bytesTotal": 16}
     assert report["conversion"] == expected
-    assert f"the progress is not served at port {free_port}" in (Meter().serve(free_port) or "")
+    assert f"the progress is not served at port {port}" in (Meter().serve(port) or "")
 
 
 def test_tensors_of_which_only_the_header_is_there_have_no_size() -> None:
