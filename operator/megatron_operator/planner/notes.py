@@ -102,11 +102,16 @@ def _memory(problem: PlanningProblem, chosen: Candidate) -> list[str]:
         notes.append("recomputeGranularity full: activations do not fit otherwise")
     if problem.asked.recompute_granularity is None and chosen.recompute == "selective":
         notes.append(f"recomputeModules {', '.join(chosen.modules)}: activations do not fit otherwise")
-    capacity, published = chosen.memory.capacity, chosen.sizes in problem.resolved.published
-    if capacity and chosen.fits and not (chosen.is_comfortable or published):
-        share = f"{chosen.memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB estimated"
-        notes.append(f"{_TIGHT}{share}, and an estimate may be {1 - COMFORTABLE_SHARE:.0%} too low")
+    published = chosen.sizes in problem.resolved.published
+    if chosen.fits and not (chosen.is_comfortable or published):
+        notes.append(_tight_memory(chosen.memory))
     return notes + memory_warnings(chosen.memory)
+
+
+def _tight_memory(memory: MemoryPerGpu) -> str:
+    share = f"{memory.total / GIB:.1f} of {(memory.capacity or 0) / GIB:.1f}"
+    low = 1 - COMFORTABLE_SHARE
+    return f"memory is tight: {share} GiB estimated, and an estimate may be {low:.0%} too low"
 
 
 def memory_warnings(memory: MemoryPerGpu | None) -> list[str]:
@@ -119,7 +124,12 @@ def memory_warnings(memory: MemoryPerGpu | None) -> list[str]:
 
 def with_memory_warnings(notes: list[str], memory: MemoryPerGpu | None) -> list[str]:
     """The notes of a plan with its own estimate of the memory in place of what the search has noted of it."""
-    return [*(note for note in notes if not note.startswith(_MEMORY)), *memory_warnings(memory)]
+    kept = [note for note in notes if not note.startswith((_MEMORY, _TIGHT))]
+    capacity = memory.capacity if memory is not None else None
+    tight = any(note.startswith(_TIGHT) for note in notes)
+    if memory is not None and capacity and tight and COMFORTABLE_SHARE * capacity < memory.total <= capacity:
+        kept.append(_tight_memory(memory))
+    return kept + memory_warnings(memory)
 
 
 def rejected_layout_warning(error: FieldError) -> str:
