@@ -26,14 +26,11 @@ from megatron_operator.catalog.discovery import with_nodes
 from megatron_operator.catalog.entry import Entry
 from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.controller.config_source import parse_platform
+from megatron_operator.lifecycle.conversions import set_converted
 from megatron_operator.lifecycle.pod_termination import pod_end
 from megatron_operator.lifecycle.progress_reading import ProgressReading, merge_reports
 from megatron_operator.lifecycle.snapshot import RunSnapshot
-from megatron_operator.lifecycle.stages import (
-    CONVERSIONS,
-    set_converted,
-    set_stage_failed,
-)
+from megatron_operator.lifecycle.stages import CONVERSIONS, set_stage_failed
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.planner import admit

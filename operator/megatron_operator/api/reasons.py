@@ -189,9 +189,9 @@ class Reason(StrEnum):
         "JobRefused",
         "`Running=False`, `Prepared=False`, `Exported=False`, Event",
         "The API server rejected the training job, its NetworkPolicy, the Secret with its gang's token, "
-        "a Job that imports, prepares, checks or exports, or to delete the job that an edit replaces, which "
-        "trains on; the message is the API server's. The Event: it rejected to delete or change job or pods "
-        "as recovery, `suspend` or the end of the run requires.",
+        "a Job that imports, prepares, checks or exports, or to delete one that an edit or `suspend` ends, "
+        "or the job that an edit replaces, which trains on; the message is the API server's. The Event: it "
+        "rejected to delete or change job or pods as recovery, `suspend` or the end of the run requires.",
         "Correct the recipe, or the admission policy that rejects it. Where a webhook failed, its controller "
         "does not run: `kubectl get pods` in its namespace.",
     )

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
 def conversion_lines(planned: "PlannedRun") -> list[tuple[str, str]]:
     """Label and text of each Job that the operator would run before or after the training."""
-    from megatron_operator.lifecycle.stages import EXPORT, EXPORT_BEST, IMPORT, conversion_of
+    from megatron_operator.lifecycle.conversions import conversion_of
+    from megatron_operator.lifecycle.stages import EXPORT, EXPORT_BEST, IMPORT
     from megatron_operator.manifests import convert, object_name
 
     memory = convert.request(planned.resolved)["requests"]["memory"]

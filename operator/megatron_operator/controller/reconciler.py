@@ -259,12 +259,15 @@ class Reconciler:
         running = phase is JobPhase.ACTIVE
         same = job is not None and may_continue and content_hash(job) == desired.job_hash
         trained = phase is JobPhase.SUCCEEDED and (same or has_trained(status, desired))
-        if edited and not trained and (job is None or phase is JobPhase.SUCCEEDED):
-            await self._stages.end_unneeded(status, desired, trains=True)
-        blocked = None
         if not trained and (job is None or may_continue):
             # Where the run had succeeded, the edit has it train on.
             status.remove_conditions(Condition.SUCCEEDED)
+        if edited and not trained and (job is None or phase is JobPhase.SUCCEEDED):
+            unneeded = await self._stages.jobs.end_unneeded(status, desired, trains=True)
+            if unneeded is not None:
+                return Result(requeue=set_obstacle(status, unneeded, running=False))
+        blocked = None
+        if not trained and (job is None or may_continue):
             blocked = await self._children.ensure_claims(status, desired, running=running)
         outdated = False
         if blocked is None and job is not None:
@@ -299,7 +302,7 @@ class Reconciler:
         self._supervisor.gives_up_pods(status.key)
         if (ending := end_suspended_pods(status, snapshot)) is not None:
             return ending
-        if (waits := await self._stages.suspend(status)) is not None:
+        if (waits := await self._stages.jobs.suspend(status)) is not None:
             return Result(requeue=waits)
         desired = await self._planner.plan(status, running=False)
         if desired is Unplanned.PENDING:

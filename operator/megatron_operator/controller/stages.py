@@ -3,18 +3,13 @@
 Every step may run twice. A Job is created with POST, and deleted only where it is the recipe's own.
 """
 
-from typing import Final
-
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import ApiClient, ApiError
-from megatron_operator.controller.api_resources import BATCH_JOBS, PODS
+from megatron_operator.controller.api_resources import BATCH_JOBS
 from megatron_operator.controller.children import (
     create,
     ensure_network_policy,
-    find_own,
     pods_of_role,
     refusal,
 )
@@ -22,6 +17,7 @@ from megatron_operator.controller.job_events import JobEvents
 from megatron_operator.controller.metrics import DECISIONS
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.progress_poller import ProgressPoller
+from megatron_operator.controller.stage_jobs import StageJobs
 from megatron_operator.controller.workload_reader import WorkloadReader
 from megatron_operator.lifecycle.actions import DONE, LATER, SOON, Requeue, Result
 from megatron_operator.lifecycle.children import (
@@ -30,22 +26,26 @@ from megatron_operator.lifecycle.children import (
     set_stage_progress,
     stage_targets,
 )
+from megatron_operator.lifecycle.conversions import (
+    accepted_exports,
+    conversion_by,
+    conversion_of,
+    is_converted,
+    set_all_converted,
+    set_converted,
+)
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import expire_job
-from megatron_operator.lifecycle.forced_deletion import force_delete
 from megatron_operator.lifecycle.job_placement import is_placed_otherwise, with_platform_field
 from megatron_operator.lifecycle.job_status import (
     set_prepared,
-    set_starting,
     set_succeeded,
-    set_suspended,
     set_trained,
 )
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
-from megatron_operator.lifecycle.observation import PodPhase
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
-from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
+from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.stages import (
     CHECK,
     CONVERSIONS,
@@ -54,23 +54,15 @@ from megatron_operator.lifecycle.stages import (
     EXPORTS,
     IMPORT,
     PREPARATION,
-    STAGES,
     Stage,
     StageState,
-    accepted_exports,
-    conversion_by,
-    conversion_of,
     created_for,
-    is_converted,
-    is_needed,
-    is_over,
     is_retried,
     lacks_pods,
     manifest_of,
     must_prepare,
-    set_all_converted,
-    set_converted,
     set_data_ready,
+    set_stage_begun,
     set_stage_failed,
     set_stage_obstacle,
     set_stage_queued,
@@ -78,16 +70,7 @@ from megatron_operator.lifecycle.stages import (
     was_prepared_by,
 )
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.lifecycle.suspension import is_settled
 from megatron_operator.manifests import object_name
-
-_ENDED: Final = (PodPhase.SUCCEEDED, PodPhase.FAILED)
-
-
-def _is_left(pod: Object, stage: Stage) -> bool:
-    """Whether this is a pod of the stage that has not ended."""
-    of_stage = (pod["metadata"].get("labels") or {}).get(LABEL_ROLE) == stage.role
-    return of_stage and (pod.get("status") or {}).get("phase") not in _ENDED
 
 
 class Stages:
@@ -106,13 +89,15 @@ class Stages:
         self._events = events
         self._nodes = nodes
         self._poller = poller
+        self.jobs = StageJobs(api, nodes)
+        """Those that exist, which a run may have to end."""
 
     async def prepare(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:
         """Import the weights, then prepare or check the data; None once both are there.
 
         A Requeue comes with the condition that explains the wait.
         """
-        if desired.run.resolved.export is not None and (waits := await self._end_exports(status, desired)):
+        if desired.run.resolved.export is not None and (waits := await self.jobs.end_exports(status)):
             return waits
         imports = [IMPORT] if manifest_of(IMPORT, desired.manifests) is not None else []
         if not imports:
@@ -124,8 +109,11 @@ class Stages:
         self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
     ) -> Result:
         """Export what the run has trained, if its recipe asks for it; then the run has succeeded."""
-        if edited:
-            await self.end_unneeded(status, desired, trains=False)
+        if edited and (obstacle := await self.jobs.end_unneeded(status, desired, trains=False)):
+            # The edit is not done: a restart must find it so.
+            status.forget_generation()
+            status.set_condition(EXPORT.condition, False, obstacle.reason, obstacle.message)
+            return Result(requeue=Requeue(obstacle.after, obstacle.reason))
         running = status.condition(Condition.RUNNING)
         text = "" if running is None or running.reason != Reason.SUCCEEDED else running.message
         if waits := await self._export(status, desired, edited=edited):
@@ -165,72 +153,6 @@ class Stages:
         running = status.condition(Condition.RUNNING)
         set_succeeded(status, "" if running is None else running.message)
         return expire_job(status, snapshot)
-
-    async def suspend(self, status: StatusBuilder) -> Requeue | None:
-        """Delete the Jobs that the run waits for; None once their pods have ended.
-
-        When the run continues, a preparation of `data.sources` keeps its complete shards; others begin again.
-        """
-        if is_settled(status):
-            return None
-        for stage, job in await self._jobs(status):
-            if is_over(job):
-                continue
-            if not is_deleting(job):
-                await self._api.delete(BATCH_JOBS, job)
-                DECISIONS.labels("suspend").inc()
-            if stage not in EXPORTS and not status.is_true(stage.condition):
-                message = f"the {stage.noun} job is deleted: it is created again when the run continues"
-                status.set_condition(stage.condition, False, Reason.SUSPENDED, message)
-        pods = await find_own(self._api, PODS, status)
-        for stage in STAGES:
-            if left := [pod for pod in pods if _is_left(pod, stage)]:
-                await self._force_delete_abandoned(status, left)
-                set_suspended(status, f"pods of the {stage.noun} job are ending: {len(left)}")
-                return Requeue(SOON, Reason.SUSPENDED)
-        return None
-
-    async def end_unneeded(self, status: StatusBuilder, desired: DesiredState, *, trains: bool) -> None:
-        """Delete unfinished Jobs of stages that an edited run no longer has.
-
-        Where it `trains` on, also all of its exports: they are of the training before.
-        """
-        if status.generation == 1:
-            return
-        for stage, job in await self._jobs(status):
-            ends = not is_needed(stage, desired.manifests) and not is_over(job)
-            if (ends or (trains and stage in EXPORTS)) and not is_deleting(job):
-                await self._api.delete(BATCH_JOBS, job)
-                DECISIONS.labels("end_stage_job").inc()
-
-    async def _jobs(self, status: StatusBuilder) -> list[tuple[Stage, Object]]:
-        """The recipe's own Jobs of all stages, whatever its status has of them."""
-        stages = {f"{object_name(status.key.name)}-{stage.role}": stage for stage in STAGES}
-        found = await find_own(self._api, BATCH_JOBS, status)
-        named = [(stages.get(job["metadata"]["name"]), job) for job in found]
-        return [
-            (stage, job)
-            for stage, job in named
-            if stage is not None and batch_job_obstacle(status, job) is None
-        ]
-
-    async def _end_exports(self, status: StatusBuilder, desired: DesiredState) -> Requeue | None:
-        """Delete export Jobs of an earlier training of the run; None once they are gone.
-
-        They would read a checkpoint that the training may delete, and theirs is not its result.
-        """
-        waits = None
-        for stage in EXPORTS:
-            name = f"{desired.manifests.job['metadata']['name']}-{stage.role}"
-            job = await self._api.get(BATCH_JOBS, status.key.namespace, name)
-            if job is None or batch_job_obstacle(status, job) is not None:
-                continue
-            if not is_deleting(job):
-                await self._api.delete(BATCH_JOBS, job)
-            message = f"the {stage.noun} job of the previous training is being deleted"
-            set_starting(status, Reason.PODS_ENDING, message)
-            waits = Requeue(SOON, message)
-        return waits
 
     async def _prepare_data(
         self, status: StatusBuilder, desired: DesiredState, *, edited: bool
@@ -311,9 +233,7 @@ class Stages:
                 if not error.refused:
                     raise
                 return set_stage_obstacle(status, stage, refusal(error, Reason.JOB_REFUSED)), []
-            status.set(phase=stage.phase)
-            message = f"the {stage.noun} job is being created"
-            status.set_condition(stage.condition, False, stage.running, message)
+            set_stage_begun(status, stage, f"the {stage.noun} job is being created")
             if created is not None:
                 DECISIONS.labels("create_stage_job").inc()
             return Requeue(SOON if created is None else LATER, stage.running), []
@@ -332,13 +252,14 @@ class Stages:
         if waits and is_placed_otherwise(existing, body, pods):
             state = StageState.OUTDATED
         if state in (StageState.OUTDATED, StageState.DELETING):
-            if state is StageState.OUTDATED:
-                await self._api.delete(BATCH_JOBS, existing)
-                DECISIONS.labels("replace_stage_job").inc()
+            if state is StageState.OUTDATED and (
+                obstacle := await self.jobs.delete(stage, existing, "replace_stage_job")
+            ):
+                return set_stage_obstacle(status, stage, obstacle), []
             # A run that had failed has begun again.
-            status.set(phase=stage.phase, conversion=None)
+            status.set(conversion=None)
             message = f"the previous {stage.noun} job is being deleted"
-            status.set_condition(stage.condition, False, stage.running, message)
+            set_stage_begun(status, stage, message)
             return Requeue(SOON, message), []
         if state is StageState.COMPLETE:
             return None, pods
@@ -369,7 +290,7 @@ class Stages:
         queued: bool,
     ) -> None:
         # The Job creates no other pod before this one has ended.
-        await self._force_delete_abandoned(status, pods)
+        await self.jobs.force_delete_abandoned(status, pods)
         self._poller.watch(status.key, stage_targets(pods))
         set_stage_progress(status, self._poller.reading(status.key))
         if queued:
@@ -387,13 +308,6 @@ class Stages:
             message = f"job {name} checks the data against the run"
             status.set_condition(stage.condition, False, Reason.CHECKING, message)
             return
-        status.set(phase=stage.phase)
-        if obstacle is None:
-            status.set_condition(stage.condition, False, stage.running, f"job {name} is running")
-        else:
+        set_stage_begun(status, stage, f"job {name} is running")
+        if obstacle is not None:
             status.set_condition(stage.condition, False, obstacle.reason, obstacle.message)
-
-    async def _force_delete_abandoned(self, status: StatusBuilder, pods: list[Object]) -> None:
-        nodes = await self._nodes.of(pods, status.now)
-        if left := abandoned_pods(pods, nodes, status.now):
-            await execute(self._api, [force_delete(status, left)])

@@ -190,6 +190,15 @@ def test_an_edit_while_it_imports_replaces_the_job(run: Run) -> None:
     assert run.status["phase"] == "Importing"
 
 
+def test_a_claim_that_was_missing_is_no_reason_any_more_while_weights_are_imported(run: Run) -> None:
+    claim = run.api.claims.pop(CLAIM)
+    reconcile(run)
+    assert run.condition("Running")["reason"] == "VolumeClaimMissing"
+    run.api.claims[CLAIM] = claim
+    run.until(lambda: run.status["phase"] == "Importing")
+    assert run.condition("Running") == {}
+
+
 def test_an_edit_while_a_claim_is_missing_replaces_the_import_once_it_exists(run: Run) -> None:
     reconcile(run)
     claim = run.api.claims.pop(CLAIM)
