@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_trainer.bridge.weights_record import digest
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.audit import AUDIT_FILE
 from megatron_trainer.weights.tensors import records
@@ -90,6 +91,15 @@ def test_a_destination_that_exists_is_kept_if_it_is_the_same_model(
     ended = converter.convert(*words, log=tmp_path / "log")
     assert (ended.code, "audit passed" in ended.output) == (0, True), ended.output
     assert {path: path.stat().st_mtime_ns for path in (proven / target).rglob("*")} == before
+
+
+def test_an_import_that_is_repeated_has_the_digest_that_runs_have_recorded(
+    converter: WarmConverter, proven: Path, tmp_path: Path
+) -> None:
+    words = ["import", "--from", proven / "source", "--to", tmp_path / "again"]
+    ended = converter.convert(*words, log=tmp_path / "log")
+    assert ended.code == 0, ended.output
+    assert digest(tmp_path / "again") == digest(proven / "imported")
 
 
 def test_a_destination_that_exists_with_another_model_is_refused(

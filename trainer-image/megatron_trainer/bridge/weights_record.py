@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from megatron_trainer.checkpoints.selection import RELEASE
+from megatron_trainer.weights.audit import imported_digest
 
 FILE: Final = "weights.json"
 _INDEX: Final = ".metadata"
@@ -22,7 +23,7 @@ class WeightsRecord:
     weights: Path
     """The checkpoint with all weights of the model."""
     sha256: str | None
-    """Of the index of that checkpoint."""
+    """`digest` of that checkpoint."""
     adapters: Path | None
     """The checkpoint of adapters that the run began with."""
     start: str
@@ -71,14 +72,20 @@ class WeightsRecord:
         """
         if not self.weights.is_dir():
             return "is not there"
-        return None if digest(self.weights) == self.sha256 else "has other weights now"
+        # Earlier records have that of the index for an import too.
+        same = self.sha256 in (digest(self.weights), _index_digest(self.weights))
+        return None if same else "has other weights now"
 
 
 def digest(checkpoint: Path) -> str | None:
-    """SHA-256 of the index of a checkpoint, which each save writes; of an import that of its release.
+    """SHA-256 of an import's audited tensors, else of the checkpoint's index, which differs with each save.
 
-    None where there is none. Raises OSError where it cannot be read.
+    None where there is neither. Raises OSError where one cannot be read.
     """
+    return imported_digest(checkpoint) or _index_digest(checkpoint)
+
+
+def _index_digest(checkpoint: Path) -> str | None:
     for file in (checkpoint / _INDEX, checkpoint / RELEASE / _INDEX):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -7,6 +7,7 @@ import yaml
 from megatron_trainer.bridge.weights_record import WeightsRecord, digest
 from megatron_trainer.checkpoints import selection
 from megatron_trainer.weights import adapters
+from megatron_trainer.weights.audit import Audit
 from megatron_trainer.weights.conversion_error import ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.tensors import Header
@@ -73,6 +74,14 @@ def test_recorded_weights_of_a_run_that_have_changed_are_refused(
         (trained_on / ".metadata").write_text("others")
     with pytest.raises(ConversionError, match=f"{trained_on}, which {state}; restore them"):
         adapters.frozen_weights(directory, WITH_WEIGHTS)
+
+
+def test_adapters_are_added_to_the_weights_of_an_import_that_was_repeated(tmp_path: Path) -> None:
+    release = weights(tmp_path / "imported", "release")
+    Audit("import", "huggingFace", {}).write(release.parent)
+    directory = of_adapters(tmp_path / "lora", release.parent, release.parent)
+    (release / ".metadata").write_text("imported again")
+    assert adapters.frozen_weights(directory, WITHOUT) == release
 
 
 def test_the_base_stands_for_an_import_that_is_gone(tmp_path: Path) -> None:
