@@ -93,6 +93,16 @@ def test_a_destination_that_exists_is_kept_if_it_is_the_same_model(
     assert {path: path.stat().st_mtime_ns for path in (proven / target).rglob("*")} == before
 
 
+def test_an_import_is_kept_where_the_model_s_folder_has_a_chat_template_since(
+    converter: WarmConverter, proven: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(proven / "source", tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    words = ["import", "--from", tmp_path / "model", "--to", proven / "imported", "--reuse"]
+    ended = converter.convert(*words, log=tmp_path / "log")
+    assert (ended.code, "audit passed" in ended.output) == (0, True), ended.output
+
+
 def test_an_import_that_is_repeated_has_the_digest_that_runs_have_recorded(
     converter: WarmConverter, proven: Path, tmp_path: Path
 ) -> None:

@@ -206,8 +206,8 @@ def _require_a_model(arguments: argparse.Namespace) -> None:
 
 
 def _require_the_same_files(arguments: argparse.Namespace) -> None:
-    """Refuse a destination whose weights are the same, and whose configuration or tokenizer is another's."""
-    from megatron_trainer.weights import checkpoint, companion_files
+    """Refuse a destination with the same weights and another config.json, of an export another tokenizer."""
+    from megatron_trainer.weights import checkpoint, companion_files, huggingface_folder
 
     base, written = (
         (arguments.source, checkpoint.kept_source(arguments.to))
@@ -216,7 +216,11 @@ def _require_the_same_files(arguments: argparse.Namespace) -> None:
     )
     if base is None or written is None:
         return
-    if names := companion_files.differing(base, written):
+    names = companion_files.differing(base, written)
+    if arguments.command == "import":
+        # Recipes read the tokenizer in the model's folder, where a template may be added later.
+        names = [name for name in names if name == huggingface_folder.CONFIG]
+    if names:
         raise ConversionError(
             f"--to {arguments.to} exists with the same weights, and not with {', '.join(names[:5])} "
             f"of {base}; name a folder that does not exist, or remove this one"

@@ -244,6 +244,30 @@ def test_an_existing_export_with_the_tokenizer_of_another_base_is_refused(
     assert text in capsys.readouterr().err
 
 
+def test_an_existing_import_is_kept_where_the_model_has_another_tokenizer_or_a_template_since(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = model.parent / "out"
+    shutil.copytree(model, target / "huggingface")
+    (model / "tokenizer.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    words = ("import", "--from", model, "--to", target, "--reuse")
+    assert _convert(monkeypatch, *words, equal=True) == ["audit", "0"]
+
+
+def test_an_existing_import_of_another_configuration_is_refused(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = model.parent / "out"
+    shutil.copytree(model, target / "huggingface")
+    described = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(described | {"rope_theta": 1e6}))
+    words = ("import", "--from", model, "--to", target, "--reuse")
+    assert _convert(monkeypatch, *words, equal=True) == ["audit", "2"]
+    text = f"--to {target} exists with the same weights, and not with config.json of {model}; name"
+    assert text in capsys.readouterr().err
+
+
 def test_a_destination_that_is_not_there_is_converted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("import", "--from", model, "--to", model.parent / "out", "--reuse")
     assert _convert(monkeypatch, *words, equal=True) == ["convert", "0"]
