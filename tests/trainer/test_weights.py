@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from megatron_trainer.bridge.weights_record import digest
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.audit import AUDIT_FILE
@@ -101,6 +102,19 @@ def test_an_import_is_kept_where_the_model_s_folder_has_a_chat_template_since(
     words = ["import", "--from", tmp_path / "model", "--to", proven / "imported", "--reuse"]
     ended = converter.convert(*words, log=tmp_path / "log")
     assert (ended.code, "audit passed" in ended.output) == (0, True), ended.output
+
+
+def test_the_weights_of_another_layout_beside_those_of_transformers_are_not_imported(
+    converter: WarmConverter, proven: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(proven / "source", tmp_path / "model")
+    others = load_file(tmp_path / "model" / "model.safetensors")
+    others = {name: tensor + 1 for name, tensor in others.items()} | {"norm.weight": torch.ones(2)}
+    save_file(others, tmp_path / "model" / "consolidated.safetensors")
+    words = ["import", "--from", tmp_path / "model", "--to", tmp_path / "imported"]
+    ended = converter.convert(*words, log=tmp_path / "log")
+    assert (ended.code, "audit passed" in ended.output) == (0, True), ended.output
+    assert digest(tmp_path / "imported") == digest(proven / "imported")
 
 
 def test_an_import_that_is_repeated_has_the_digest_that_runs_have_recorded(

@@ -213,7 +213,7 @@ def make_bridge(folder: HuggingFaceFolder) -> Any:
                 config.state = _Names(folder.headers)
             return AutoBridge.from_hf_config(config)
         bridge = AutoBridge.from_hf_pretrained(folder.path, trust_remote_code=False)
-        if folder.stored:
+        if folder.stored or folder.has_other_layout:
             from megatron_trainer.weights import folder_state
 
             folder_state.use(bridge, folder)

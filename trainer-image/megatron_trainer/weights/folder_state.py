@@ -1,4 +1,4 @@
-"""The tensors of a folder as Megatron-Bridge reads them, for one whose files have some in few bits."""
+"""The tensors of a folder in place of those that Megatron-Bridge itself would read of its files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +23,7 @@ class _FolderSource(StateSource):
 def use(bridge: Any, folder: HuggingFaceFolder) -> None:
     """Have an AutoBridge read the values of `folder`.
 
-    Bridge itself reads weights of 8 bits for some architectures, and mxfp4 for GPT-OSS.
+    Bridge itself reads weights of 8 bits for some architectures, and mxfp4 for GPT-OSS. Without an index it
+    reads all files, also those of another layout.
     """
     bridge.hf_pretrained._state_dict_accessor = StateDict(_FolderSource(folder))

@@ -19,7 +19,7 @@ from megatron_contract.progress import ConversionProgress
 
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.weights.conversion_error import ConversionError, DownloadError
-from megatron_trainer.weights.huggingface_folder import DOWNLOAD_FILE, INDEX
+from megatron_trainer.weights.huggingface_folder import DOWNLOAD_FILE, INDEX, SINGLE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -31,7 +31,6 @@ _SMALL: Final = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 """Suffixes of configuration and tokenizer."""
 _LICENCES: Final = ("LICENSE", "NOTICE", "USE_POLICY")
 _WEIGHTS: Final = ".safetensors"
-_SINGLE: Final = "model.safetensors"
 _COMMIT: Final = ".cache/commit"
 """File in a folder that is not complete, with the commit of the others; the library has its own beside it."""
 _FIELD: Final = "init.from.huggingFace"
@@ -149,8 +148,8 @@ def _chosen(sizes: Mapping[str, int], read_index: Callable[[], Mapping[str, Any]
     if INDEX in names:
         # Some models have the weights a second time, in another layout.
         weights = sorted(set(read_index().values()) & set(names))
-    elif _SINGLE in weights:
-        weights = [_SINGLE]
+    elif SINGLE in weights:
+        weights = [SINGLE]
     if not weights:
         others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
         has = f"; it has {', '.join(others[:3])}" if others else ""

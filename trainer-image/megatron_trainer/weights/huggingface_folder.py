@@ -16,6 +16,8 @@ from megatron_trainer.weights.safetensors_file import DTYPES, SafetensorsFile
 from megatron_trainer.weights.tensors import Header, dtype_of, name_of
 
 CONFIG = "config.json"
+SINGLE = "model.safetensors"
+"""The weights of a model that has no index."""
 INDEX = "model.safetensors.index.json"
 DOWNLOAD_FILE = "hub-download.json"
 """Name, revision and commit of a model that was downloaded from a hub; written when it is complete."""
@@ -43,6 +45,13 @@ class HuggingFaceFolder:
     def has_weights(self) -> bool:
         """Whether the tensors themselves are there."""
         return any(header.file is not None for header in self.headers.values())
+
+    @property
+    def has_other_layout(self) -> bool:
+        """Whether there are weights that `headers` leaves out, and no index that does so too."""
+        if (self.path / INDEX).is_file():
+            return False
+        return set(_shards(self.path)) < set(self.path.glob("*.safetensors"))
 
     @property
     def tied(self) -> bool:
@@ -161,6 +170,9 @@ def _settings(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _shards(path: Path) -> list[Path]:
+    # Some models have the weights a second time, in another layout.
+    if (path / SINGLE).is_file():
+        return [path / SINGLE]
     return sorted(file for file in path.glob("*.safetensors") if file.is_file())
 
 
@@ -257,7 +269,7 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Any]], shard_bytes:
     placed: dict[str, str] = {}
     for number, inside in enumerate(names, 1):
         single = len(names) == 1
-        file = "model.safetensors" if single else f"model-{number:05}-of-{len(names):05}.safetensors"
+        file = SINGLE if single else f"model-{number:05}-of-{len(names):05}.safetensors"
         (folder / f"{number:05}.partial").rename(folder / file)
         placed |= dict.fromkeys(inside, file)
     if len(names) > 1:

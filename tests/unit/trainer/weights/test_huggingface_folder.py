@@ -55,6 +55,16 @@ def test_weights_that_fit_are_one_file_without_an_index(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+def test_without_an_index_another_layout_of_the_weights_is_not_read(tmp_path: Path) -> None:
+    """As in folders of Mistral's models."""
+    (tmp_path / "config.json").write_text('{"architectures": ["Mistral3ForConditionalGeneration"]}')
+    write_weights(tmp_path, {"norm.weight": torch.ones(2)}.items())
+    (tmp_path / "model.safetensors").rename(tmp_path / "consolidated.safetensors")
+    write_weights(tmp_path, {"model.norm.weight": torch.ones(2)}.items())
+    read = huggingface_folder.read(tmp_path, "--from", weights=True)
+    assert list(read.headers) == ["model.norm.weight"]
+
+
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert "is not a folder; mount or download" in _refusal(tmp_path / "absent")
 
