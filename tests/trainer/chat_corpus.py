@@ -17,6 +17,31 @@ GENERATION = (
     "{% endif %}{% endfor %}"
 )
 """A template that marks answers itself, and leaves out messages of other roles."""
+GPT_OSS = """
+{%- for m in messages %}
+  {%- if m.role == "assistant" and m.tool_calls %}
+    {%- set final = namespace(follows=false) %}
+    {%- for later in messages[loop.index:] if later.role == "assistant" and not later.tool_calls %}
+      {%- set final.follows = true %}
+    {%- endfor %}
+    {%- if m.thinking and not final.follows %}
+      {{- "<|start|>assistant<|channel|>analysis<|message|>" + m.thinking + "<|end|>" }}
+    {%- endif %}
+    {{- "<|start|>assistant to=functions." + m.tool_calls[0].function.name + "<|channel|>commentary json" }}
+    {{- "<|message|>" + m.tool_calls[0].function.arguments | tojson + "<|call|>" }}
+  {%- elif m.role == "assistant" %}
+    {%- if loop.last and m.thinking %}
+      {{- "<|start|>assistant<|channel|>analysis<|message|>" + m.thinking + "<|end|>" }}
+    {%- endif %}
+    {{- "<|start|>assistant<|channel|>final<|message|>" + m.content }}
+    {{- "<|return|>" if loop.last else "<|end|>" }}
+  {%- elif m.role == "tool" %}
+    {{- "<|start|>functions.f to=assistant<|channel|>commentary<|message|>" + m.content + "<|end|>" }}
+  {%- else %}
+    {{- "<|start|>" + m.role + "<|message|>" + m.content + "<|end|>" }}
+  {%- endif %}
+{%- endfor %}"""
+"""After the template of openai/gpt-oss-20b: reasoning of the last turn alone, which ends otherwise."""
 END = "<|eot_id|>"
 
 

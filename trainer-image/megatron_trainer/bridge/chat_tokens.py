@@ -1,8 +1,9 @@
-"""Which tokens of a chat the loss counts, by Megatron-Bridge's own function; of a document it counts all."""
+"""Which tokens of a chat the loss counts, by the function that the run uses; of a document it counts all."""
 
 import json
 from typing import Any, Final
 
+from megatron_trainer.bridge import harmony
 from megatron_trainer.errors import TrainerError
 
 IDS: Final = "input_ids"
@@ -11,6 +12,13 @@ _NO_MARKERS: Final = "Unable to build assistant loss mask"
 _NO_ANSWER: Final = "AssistantMaskBoundaryConfig did not match"
 _WITHOUT_ANSWER: Final = (
     "the loss would count none of its tokens: it has no answer of the assistant; remove the line"
+)
+
+
+_NOT_FOUND: Final = (
+    "its answers are not found in what the chat template makes of it, which happens where a message has the "
+    "template's own markers: remove them or the line, or put {% generation %} and {% endgeneration %} around "
+    "answers in the template"
 )
 
 
@@ -27,9 +35,13 @@ def tokenize(record: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
 
     Raises AnswerError if the template refuses the chat or marks no answer in it.
     """
-    from megatron.bridge.data.conversation_processing import tokenize_chat_example
+    from megatron.bridge.data.conversation_processing import (
+        normalize_chat_conversation,
+        tokenize_chat_example,
+    )
     from megatron.bridge.data.token_utils import extract_skipped_token_ids
 
+    harmony.install()
     try:
         found = tokenize_chat_example(
             record,
@@ -39,7 +51,8 @@ def tokenize(record: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
         )
     except Exception as error:  # whatever a template of the user raises
         if str(error).startswith(_NO_ANSWER):
-            raise AnswerError(_WITHOUT_ANSWER) from error
+            answered = any(turn["role"] == "assistant" for turn in normalize_chat_conversation(record))
+            raise AnswerError(_NOT_FOUND if answered else _WITHOUT_ANSWER) from error
         if str(error).startswith(_NO_MARKERS):
             raise AnswerError(
                 "the chat template does not mark the answers: it has neither {% generation %} nor markers of "

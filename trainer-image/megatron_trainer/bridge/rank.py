@@ -14,6 +14,7 @@ from megatron_trainer import bridge_flags
 from megatron_trainer.bridge import (
     configuration,
     diffusion,
+    harmony,
     line_index,
     packing,
     qwen3_omni,
@@ -57,6 +58,7 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
         main.loss_spike_detector(config.checkpoint.save),
     )
     hooks.install()
+    harmony.install()
     sample_files.name_lines()
     line_index.install()
     packing.wait_outside_collectives(reporter)
