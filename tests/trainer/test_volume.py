@@ -1,5 +1,6 @@
 """A checkpoint volume that is full, or that cannot be written."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -53,6 +54,26 @@ def test_a_full_volume_is_reported_and_no_checkpoint_is_lost(
     assert pod.wait() == [0], pod.log()[-3000:]
     assert_same_training(pod, undisturbed)
     assert f"iter_{TRAIN_ITERS:07d}" in {path.name for path in small_volume.iterdir()}
+
+
+def test_a_run_resumes_on_a_volume_that_a_partial_save_has_filled(
+    small_volume: Path, pod: Gang, undisturbed: Gang
+) -> None:
+    pod.hold_after(SAVE_INTERVAL + 1)
+    pod.start()
+    pod.await_checkpoint(SAVE_INTERVAL)
+    pod.stop()
+    until("its ranks to end", lambda: not pod.survivors() or None)
+    partial = small_volume / f"iter_{2 * SAVE_INTERVAL:07d}"
+    partial.mkdir()
+    stat = os.statvfs(small_volume)
+    (partial / "__0_0.distcp").write_bytes(b"x" * (stat.f_bavail * stat.f_frsize))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        (partial / "__1_0.distcp").write_bytes(b"x")
+    pod.release()
+    pod.start()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert_same_training(pod, undisturbed)
 
 
 def test_an_unwritable_directory_is_refused_but_retryable_once_the_run_has_written_it(

@@ -8,6 +8,7 @@ the directory only after FENCE_SECONDS, which give the older one time to stop. T
 same Master before and after it is replaced; its ranks compare their generation with that of the run journal.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from megatron_contract.environment import JOURNAL_FILE, LEASE_FILE
 from megatron_contract.wire import WireError, load_json
 
+from megatron_trainer.checkpoints.volume import is_full
 from megatron_trainer.errors import TrainerError
 
 # Seconds from acquiring the lease until the directory is touched: the older launcher checks every half
@@ -53,14 +55,21 @@ class CheckpointLease:
             }
         )
         temporary = self._path.with_name(f".{LEASE_FILE}.{self.incarnation}")
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if self._create(temporary):
-            return
-        previous = read_holder(self._path.parent)
-        temporary.replace(self._path)
+        try:
+            with temporary.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            if self._create(temporary):
+                return
+            previous = read_holder(self._path.parent)
+            temporary.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            previous = read_holder(self._path.parent)
+            if not is_full(error) or not self._overwrite(text):
+                raise
         if previous.get("incarnation") != self.incarnation:
             self._fenced_until = time.monotonic() + FENCE_SECONDS
 
@@ -75,6 +84,21 @@ class CheckpointLease:
             return False
         temporary.unlink()
         return True
+
+    def _overwrite(self, text: str) -> bool:
+        """Write the lease file in place: on a full volume only what exists has space. False if that fails.
+
+        A text that got mixed with that of another launcher, which does this at the same moment, fails too:
+        it names one of them at most.
+        """
+        try:
+            # O_TRUNC would free that space. One write changes the holder: spaces replace a longer text.
+            with self._path.open("rb+", buffering=0) as file:
+                file.write(text.encode().ljust(os.fstat(file.fileno()).st_size))
+                os.fsync(file.fileno())
+        except OSError:
+            return False
+        return read_holder(self._path.parent).get("incarnation") == self.incarnation
 
     def await_fence(self) -> None:
         """Wait until a previous holder has had time to stop.

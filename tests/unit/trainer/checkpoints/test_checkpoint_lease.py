@@ -1,5 +1,6 @@
 """Two Master pods never write the same checkpoint directory."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -94,6 +95,52 @@ def test_acquiring_leaves_only_the_lease_file(tmp_path: Path) -> None:
     for incarnation in ("first", "second"):
         CheckpointLease(tmp_path, incarnation, "run").acquire()
         assert [path.name for path in tmp_path.iterdir()] == ["owner.json"]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A directory on a volume without space for the new file of a launcher named "newer"."""
+    (tmp_path / f".{LEASE_FILE}.newer").symlink_to("/dev/full")
+    return tmp_path
+
+
+def test_a_new_holder_overwrites_the_lease_on_a_full_volume(full: Path) -> None:
+    waits: list[float] = []
+    older = CheckpointLease(full, "older" * 20, "run")
+    newer = CheckpointLease(full, "newer", "run", sleep=waits.append)
+    older.acquire()
+    newer.acquire()
+    newer.await_fence()
+    assert read_holder(full)["incarnation"] == "newer"
+    assert len(waits) == 1
+    with pytest.raises(LeaseLostError):
+        older.check()
+    assert [path.name for path in full.iterdir()] == [LEASE_FILE]
+
+
+def test_the_first_holder_needs_space_for_the_lease(full: Path) -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        CheckpointLease(full, "newer", "run").acquire()
+    assert list(full.iterdir()) == []
+
+
+def test_a_holder_whose_lease_was_overwritten_at_the_same_moment_has_to_acquire_it_again(
+    full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = full / LEASE_FILE
+    CheckpointLease(full, "older", "run").acquire()
+    newer = CheckpointLease(full, "newer", "run")
+
+    def mix(_file: int) -> None:
+        monkeypatch.undo()
+        lease.write_bytes(lease.read_bytes().replace(b"}", b"  another text}"))
+
+    monkeypatch.setattr(os, "fsync", mix)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        newer.acquire()
+    assert read_holder(full) == {}
+    newer.acquire()
+    assert read_holder(full)["incarnation"] == "newer"
 
 
 def test_ranks_of_an_earlier_generation_may_not_write(tmp_path: Path) -> None:
