@@ -62,6 +62,8 @@ class CheckpointManager:
         self._interrupted = interrupted
         self._log = log
         self._size = 0
+        # The iteration whose checkpoint has that size.
+        self._sized: int | None = None
         self._low = False
         self._validations = ValidationLog(None if flags.save is None else flags.save / VALIDATION_FILE)
         self._retaining = threading.Lock()
@@ -353,20 +355,22 @@ class CheckpointManager:
         measured_at = 0.0
         while self.fenced is None:
             time.sleep(_WATCH_SECONDS)
+            before = tracker
             with contextlib.suppress(OSError):
-                before, tracker = tracker, self._check_directory(tracker)
-                now = time.monotonic()
-                if tracker != before or now - measured_at > _MEASURE_SECONDS:
-                    measured_at = now
-                    self._measure(new=tracker != before)
+                tracker = self._check_directory(tracker)
+            now = time.monotonic()
+            if tracker != before or now - measured_at > _MEASURE_SECONDS:
+                measured_at = now
+                with contextlib.suppress(OSError):
+                    self._measure()
 
-    def _measure(self, new: bool) -> None:
+    def _measure(self) -> None:
         """On node 0: warn if the volume has no space for a checkpoint as large as the newest."""
         save, newest = self._flags.save, self._status.report.checkpoint_iteration
         if self._lease is None or save is None or newest is None:
             return
-        if new or not self._size:
-            self._size = directory_size(selection.directory(save, newest))
+        if newest != self._sized:
+            self._size, self._sized = directory_size(selection.directory(save, newest)), newest
         shortage = describe_shortage(save, self._size)
         if shortage is not None and not self._low:
             self._log(f"warning: {shortage}")

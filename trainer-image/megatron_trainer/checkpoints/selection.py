@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from megatron_contract.wire import load_json
 
@@ -384,21 +384,35 @@ def prune_set_aside(root: Path, keep: int, log: Callable[[str], None]) -> None:
 
 
 def _delete_unless_locked(path: Path, why: str, log: Callable[[str], None]) -> None:
-    """Delete a checkpoint, renamed first so that a partly deleted one is never taken for a checkpoint."""
+    """Delete a checkpoint, renamed first so that a partly deleted one is never taken for a checkpoint.
+
+    One that cannot be deleted is kept, with the error in the log: others can be.
+    """
     with contextlib.ExitStack() as stack:
-        for name in _METADATA:
-            with contextlib.suppress(FileNotFoundError):
-                file = stack.enter_context((path / name).open("r+b"))
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    log(f"kept checkpoint {path.name}: a reader has locked it")
-                    return
-                except OSError:
-                    # A volume without flock: no reader can lock anything.
-                    pass
-                break
-        doomed = path.with_name(f".deleting-{path.name}")
-        path.rename(doomed)
+        try:
+            for name in _METADATA:
+                with contextlib.suppress(FileNotFoundError):
+                    file = stack.enter_context((path / name).open("r+b"))
+                    if not _lock(file):
+                        log(f"kept checkpoint {path.name}: a reader has locked it")
+                        return
+                    break
+            doomed = path.with_name(f".deleting-{path.name}")
+            path.rename(doomed)
+        except OSError as error:
+            log(f"kept checkpoint {path.name}, which cannot be deleted: {error}")
+            return
         shutil.rmtree(doomed, ignore_errors=True)
     log(f"deleted checkpoint {path.name}: {why}")
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file until it is closed. False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # A volume without flock: no reader can lock anything.
+        pass
+    return True

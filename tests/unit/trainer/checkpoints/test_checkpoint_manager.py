@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_trainer import flags, settings
 from megatron_trainer.checkpoints import checkpoint_manager, selection, volume
-from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
+from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, LeaseLostError
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.rendezvous.state import RunEndedError, State
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
@@ -240,6 +241,38 @@ def test_the_plan_names_the_lease_holder_and_has_no_preflight_by_default(run: Ru
     assert (plan.owner, plan.preflight) == ("me", False)
 
 
+def watching(run: Run, status: Status, log: Callable[[str], None] = print) -> CheckpointManager:
+    """Node 0 of the run, which keeps one checkpoint."""
+    kept = settings.read({"MEGATRON_KEEP_CHECKPOINTS": "1"})
+    run_flags = flags.read(["--save", str(run.save)])
+    return CheckpointManager(kept, run_flags, status, run.journal, run.lease, lambda: False, log)
+
+
+def low_space(status: Status) -> str | None:
+    warnings = {each.reason: each.message for each in status.report.warnings}
+    return warnings.get("CheckpointVolumeLow")
+
+
+def test_little_space_is_reported_also_if_old_checkpoints_cannot_be_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(selection, "prune", fail)
+    monkeypatch.setattr(volume, "free_bytes", lambda _path: 0)
+    status = Status(0, 100)
+    checkpoints = watching(run, status)
+    checkpoints.watch()
+    try:
+        deadline = time.monotonic() + 60
+        while low_space(status) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (low_space(status) or "").startswith("0 B free on the volume")
+    finally:
+        checkpoints.fenced = LeaseLostError("ends the threads")
+
+
 def test_the_lease_is_checked_while_a_checkpoint_is_deleted(run: Run) -> None:
     deleting, go_on = threading.Event(), threading.Event()
 
@@ -248,11 +281,7 @@ def test_the_lease_is_checked_while_a_checkpoint_is_deleted(run: Run) -> None:
             deleting.set()
             go_on.wait()
 
-    kept = settings.read({"MEGATRON_KEEP_CHECKPOINTS": "1"})
-    run_flags = flags.read(["--save", str(run.save)])
-    checkpoints = CheckpointManager(
-        kept, run_flags, Status(0, 100), run.journal, run.lease, lambda: False, log
-    )
+    checkpoints = watching(run, Status(0, 100), log)
     checkpoints.watch()
     try:
         assert deleting.wait(60)

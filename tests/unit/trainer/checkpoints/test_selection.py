@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -228,6 +229,44 @@ def test_pruning_keeps_a_locked_checkpoint_and_deletes_it_afterwards(root: Path)
         assert "kept checkpoint iter_0000010: a reader has locked it" in messages
     selection.prune(root, 1)
     assert selection.iterations(root) == [30]
+
+
+def deny_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody open the files in a directory to write, as those of another user; root could."""
+    opened = Path.open
+
+    def open_file(file: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if file.parent == path and mode not in ("r", "rb"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return opened(file, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_file)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_keeps_no_other_from_its_deletion(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    kept = selection.directory(root, 20)
+    deny_writes(kept, monkeypatch)
+    selection.prune(root, 1, log=messages.append)
+    assert selection.iterations(root) == [30, 20]
+    assert [text for text in messages if kept.name in text] == [
+        f"kept checkpoint {kept.name}, which cannot be deleted: "
+        f"[Errno 13] Permission denied: '{kept / 'metadata.json'}'"
+    ]
+
+
+def test_a_checkpoint_set_aside_that_cannot_be_deleted_is_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, other = root / "iter_0000020.broken-1", root / "iter_0000010.broken-1"
+    for path in (kept, other):
+        selection.directory(root, int(path.name[5:12])).rename(path)
+    deny_writes(kept, monkeypatch)
+    selection.prune_set_aside(root, 0, print)
+    assert kept.is_dir()
+    assert not other.exists()
 
 
 def test_a_rollback_sets_newer_checkpoints_aside_with_the_cause(root: Path) -> None:
