@@ -371,7 +371,9 @@ class CheckpointManager:
             return
         if newest != self._sized:
             self._size, self._sized = directory_size(selection.directory(save, newest)), newest
-        shortage = describe_shortage(save, self._size)
+        saving = [each for each in selection.iterations(save) if each > newest]
+        written = sum(directory_size(selection.directory(save, each)) for each in saving)
+        shortage = describe_shortage(save, self._size, written)
         if shortage is not None and not self._low:
             self._log(f"warning: {shortage}")
         self._low = shortage is not None

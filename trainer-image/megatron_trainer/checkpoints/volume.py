@@ -36,17 +36,19 @@ def free_bytes(path: Path) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def describe_shortage(save: Path, last_checkpoint: int) -> str | None:
+def describe_shortage(save: Path, last_checkpoint: int, written: int = 0) -> str | None:
     """Return why the next save will fail, None if there is space.
 
-    `last_checkpoint`: bytes of the last one.
+    `last_checkpoint`: bytes of the last one. `written`: those of a save in progress.
     """
-    free, needed = free_bytes(save), int(last_checkpoint * MARGIN)
+    free, needed = free_bytes(save), int(last_checkpoint * MARGIN) - written
     if free >= needed:
         return None
+    more = f"the save in progress needs about {format_bytes(needed)} more"
     return (
-        f"{format_bytes(free)} free on the volume of {save}, the next checkpoint needs about "
-        f"{format_bytes(needed)}: enlarge the volume or delete other files there"
+        f"{format_bytes(free)} free on the volume of {save}, "
+        f"{more if written else f'the next checkpoint needs about {format_bytes(needed)}'}: "
+        "enlarge the volume or delete other files there"
     )
 
 

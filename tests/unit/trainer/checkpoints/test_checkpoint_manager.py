@@ -273,6 +273,24 @@ def test_little_space_is_reported_also_if_old_checkpoints_cannot_be_read(
         checkpoints.fenced = LeaseLostError("ends the threads")
 
 
+def test_space_that_a_save_in_progress_has_filled_is_not_missing_for_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = volume.directory_size(run.save / "iter_0000020")
+    status = Status(0, 100)
+    status.set_checkpoint(20, 0.0)
+    checkpoints = watching(run, status)
+    partial = run.save / "iter_0000030"
+    partial.mkdir()
+    (partial / "__0_0.distcp").write_bytes(b"x" * (size // 2))
+    monkeypatch.setattr(volume, "free_bytes", lambda _path: size)
+    checkpoints._measure()
+    assert low_space(status) is None
+    monkeypatch.setattr(volume, "free_bytes", lambda _path: size // 2)
+    checkpoints._measure()
+    assert "the save in progress needs about" in (low_space(status) or "")
+
+
 def test_the_lease_is_checked_while_a_checkpoint_is_deleted(run: Run) -> None:
     deleting, go_on = threading.Event(), threading.Event()
 

@@ -19,6 +19,17 @@ def test_a_shortage_is_reported_when_the_next_checkpoint_does_not_fit(
     )
 
 
+def test_a_shortage_during_a_save_is_of_what_the_save_has_not_written_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume, "free_bytes", lambda _path: 1 << 30)
+    assert volume.describe_shortage(tmp_path, 2 << 30, written=3 << 29) is None
+    assert volume.describe_shortage(tmp_path, 3 << 30, written=1 << 30) == (
+        f"1.0 GiB free on the volume of {tmp_path}, the save in progress needs about 2.3 GiB more: enlarge "
+        "the volume or delete other files there"
+    )
+
+
 def test_the_size_of_a_directory_includes_subdirectories(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "a").write_bytes(b"x" * 1000)
