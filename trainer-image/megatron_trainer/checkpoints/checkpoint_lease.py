@@ -124,15 +124,18 @@ def read_holder(save: Path) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def was_held(save: Path) -> bool:
-    """Whether a launcher has held the lease of `save`, also if that cannot be found out now."""
+def was_held(save: Path, run_id: str) -> bool:
+    """Whether a launcher of the run has held the lease of `save`, also if that cannot be found out now.
+
+    A lease of another run, on a volume that outlived it, does not count.
+    """
     try:
         (save / LEASE_FILE).stat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
     except OSError:
         return True
-    return True
+    return read_holder(save).get("runId", run_id) == run_id
 
 
 def require_lease(save: Path, incarnation: str) -> None:

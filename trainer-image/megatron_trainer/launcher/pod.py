@@ -133,7 +133,7 @@ class Pod:
                 return Ending(ExitCode.USAGE, f"checkpoints: {problem}")
         if save is not None:
             lease = CheckpointLease(save, self._incarnation, self._settings.run_id)
-            written_before = was_held(save)
+            written_before = was_held(save, self._settings.run_id)
             try:
                 if written_before:
                     self._checkpoints.retry_until_writable(lease.acquire)

@@ -82,13 +82,20 @@ def test_a_holder_that_appears_while_the_lease_is_acquired_is_waited_for(
 
 
 def test_a_lease_that_cannot_be_looked_up_counts_as_one_that_was_held(tmp_path: Path) -> None:
-    assert not was_held(tmp_path / "new")
+    assert not was_held(tmp_path / "new", "run")
     (tmp_path / LEASE_FILE).symlink_to(LEASE_FILE)
-    assert was_held(tmp_path)
+    assert was_held(tmp_path, "run")
     (tmp_path / LEASE_FILE).unlink()
-    assert not was_held(tmp_path)
+    assert not was_held(tmp_path, "run")
     CheckpointLease(tmp_path, "first", "run").acquire()
-    assert was_held(tmp_path)
+    assert was_held(tmp_path, "run")
+
+
+def test_a_lease_of_another_run_was_not_held_by_this_one(tmp_path: Path) -> None:
+    CheckpointLease(tmp_path, "first", "another").acquire()
+    assert not was_held(tmp_path, "run")
+    (tmp_path / LEASE_FILE).write_text("{")
+    assert was_held(tmp_path, "run")
 
 
 def test_acquiring_leaves_only_the_lease_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from megatron_contract.environment import JOURNAL_FILE
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer import settings
+from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
 from megatron_trainer.launcher import pod
 from megatron_trainer.launcher.pod import Pod
 from megatron_trainer.telemetry.reporter import SOCKET_ENV, STACKS_ENV
@@ -66,3 +67,18 @@ def test_a_directory_that_cannot_be_read_may_have_been_written_before(tmp_path: 
     ending, _ = master(save).run()
     assert ending.code == ExitCode.WORKER_DIED
     assert "this run has written it before" in ending.message
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_a_run_that_finds_the_lease_of_another_has_not_written_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CheckpointLease(tmp_path, "older", "another run").acquire()
+
+    def reject(_lease: CheckpointLease) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(CheckpointLease, "acquire", reject)
+    ending, _ = master(tmp_path).run()
+    assert ending.code == ExitCode.USAGE
+    assert "Read-only file system; mount the volume writable for user" in ending.message
