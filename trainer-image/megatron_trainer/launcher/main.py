@@ -46,6 +46,9 @@ _LONGEST_TMPDIR: Final = 107 - len("/megatron-12345678/collectives-1234.socket")
 EventSocket.folder with stacks.collectives_socket.
 """
 
+_NO_THREAD: Final = "can't start new thread"
+"""The text of the RuntimeError that Thread.start raises."""
+
 
 def log(text: str) -> None:
     """Print one line of the launcher to the pod's log."""
@@ -125,7 +128,13 @@ def _run_pod(argv: Sequence[str], settings: Settings) -> tuple[Ending, ProgressR
         return Ending(ExitCode.UNSUPPORTED, str(error)), None
     except Exception as error:
         traceback.print_exc()
-        return Ending(ExitCode.INTERNAL, f"launcher error: {type(error).__name__}: {error}"), None
+        code = ExitCode.WORKER_DIED if _may_pass(error) else ExitCode.INTERNAL
+        return Ending(code, f"launcher error: {type(error).__name__}: {error}"), None
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether an error is of a volume or of the node (too many processes): a replacement may succeed."""
+    return isinstance(error, OSError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

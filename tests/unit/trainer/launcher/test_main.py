@@ -1,5 +1,6 @@
 """What the launcher does before it starts Megatron and joins the gang."""
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from megatron_contract import environment
 from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_trainer import settings
 from megatron_trainer.health.stacks import collectives_socket
-from megatron_trainer.launcher import main
+from megatron_trainer.launcher import main, pod
 from megatron_trainer.telemetry.event_socket import EventSocket
 
 
@@ -47,6 +48,30 @@ def test_sigterm_while_the_pod_starts_ends_it_at_once(
         main.main([])
     assert ended.value.code == ExitCode.TERMINATED
     assert json.loads(log.read_text())["reason"] == "Terminated"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp"), ExitCode.WORKER_DIED),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), ExitCode.WORKER_DIED),
+        (RuntimeError("can't start new thread"), ExitCode.WORKER_DIED),
+        (RuntimeError("another"), ExitCode.INTERNAL),
+    ],
+    ids=str,
+)
+def test_an_error_of_the_node_as_the_pod_starts_is_worth_another_pod(
+    error: Exception, code: ExitCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_apply: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "_prepare_environment", lambda _size, _argv: None)
+    monkeypatch.setattr(pod, "EventSocket", fail)
+    configured = settings.read({environment.ENV_PLATFORM: "cpu"})
+    ending, _ = main._run_pod(["--save", "/nowhere", "--train-iters", "20"], configured)
+    assert ending.code == code
+    assert ending.message == f"launcher error: {type(error).__name__}: {error}"
 
 
 def test_a_temporary_directory_too_long_for_sockets_is_refused(
