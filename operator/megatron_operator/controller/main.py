@@ -3,7 +3,10 @@
 import asyncio
 import logging
 import os
+import socket
+import threading
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import click
 import uvloop
@@ -18,6 +21,11 @@ TIMES = LeaseTimes()
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.replace(",", " ").split() if name)
+
+
+def serve_metrics(port: int) -> tuple[WSGIServer, threading.Thread]:
+    """Serve the metrics on all addresses, those of IPv6 too where there are any. Raises OSError."""
+    return start_http_server(port, "::" if socket.has_dualstack_ipv6() else "0.0.0.0")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "MEGATRON_OPERATOR", "show_default": True})
@@ -79,7 +87,7 @@ def main(
     settings = Settings(watch_namespaces=_names(watch_namespaces), lease_times=times, **options)
     json_documents.make_default()
     if metrics_port:
-        start_http_server(metrics_port)
+        serve_metrics(metrics_port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(OperatorProcess(settings).run())
 

@@ -60,10 +60,17 @@ class ImpatientProtocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 takes a free one. Raises CommandError."""
+    """A socket that listens there; port 0 takes a free one. Raises CommandError.
+
+    `::` is all addresses: of IPv4 too, and of IPv4 alone where there is no IPv6.
+    """
+    dual_stack = host == "::" and socket.has_dualstack_ipv6()
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        there = "0.0.0.0" if host == "::" and not dual_stack else host
+        family, *_, address = socket.getaddrinfo(there, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family)
+        if dual_stack:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as error:

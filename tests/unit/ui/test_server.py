@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -38,6 +39,24 @@ async def served(tls: tuple[Path, Path] | None = None) -> AsyncIterator[int]:
     finally:
         serving.should_exit = True
         await task
+
+
+@pytest.mark.parametrize("dual_stack", [True, False])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_all_addresses_are_those_of_both_kinds_or_of_ipv4_where_there_is_no_ipv6(
+    dual_stack: bool, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dual_stack and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: dual_stack)
+    with server.listen("::", 0) as listening:
+        listening.listen()
+        address = (host, listening.getsockname()[1])
+        if host == "::1" and not dual_stack:
+            with pytest.raises(OSError, match=r"refused|not supported"):
+                socket.create_connection(address, timeout=30)
+        else:
+            socket.create_connection(address, timeout=30).close()
 
 
 async def connect(port: int, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

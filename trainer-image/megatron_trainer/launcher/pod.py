@@ -115,7 +115,8 @@ class Pod:
         try:
             ProgressServer(port, lambda: self._status.report).start()
         except OSError as error:
-            raise SettingError(f"{ENV_PROGRESS_PORT} {port}: {error.strerror}; set a free port") from error
+            problem = os.strerror(error.errno or 0)
+            raise SettingError(f"{ENV_PROGRESS_PORT} {port}: {problem}; set a free port") from error
 
     def _open_journal(self) -> Ending | None:
         """On node 0: acquire the checkpoint directory and read the history of the run.

@@ -5,7 +5,6 @@ pod that waits for others is answered when the last of them is there, so that no
 """
 
 import asyncio
-import contextlib
 import resource
 import socket
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
+from megatron_trainer.listening import listen
 from megatron_trainer.rendezvous.store_channel import (
     LENGTH_BYTES,
     NONCE_BYTES,
@@ -125,7 +125,7 @@ class StoreServer:
             "children": lambda _, request: self._values.page(request["parent"], request["start"]),
             "swap": self._swap,
         }
-        listener = _listen(port)
+        listener = listen(port, BACKLOG)
         _raise_file_limit()
         run = threading.Thread(
             target=lambda: asyncio.run(self._run(listener)), daemon=True, name="gang-store"
@@ -225,13 +225,3 @@ def _raise_file_limit() -> None:
     """Allow one connection per pod: container runtimes start processes with a soft limit of 1024 files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _listen(port: int) -> socket.socket:
-    """Listen on all addresses, those of IPv6 too where there are any."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
-            )
-    return socket.create_server(("", port), backlog=BACKLOG)

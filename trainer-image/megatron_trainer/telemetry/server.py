@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
 
+from megatron_trainer.listening import listen
+
 MAX_CONNECTIONS = 16
 """Connections that are served at once, each by a thread."""
 CONNECTION_SECONDS = 5.0
@@ -120,7 +122,6 @@ class ProgressServer(ThreadingHTTPServer):
     wants an answer has it within milliseconds; so clients that never finish keep no other from its answer.
     """
 
-    allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
 
@@ -132,6 +133,13 @@ class ProgressServer(ThreadingHTTPServer):
         self._open: dict[socket.socket, float] = {}
         self._changed = threading.Condition()
         super().__init__(("", port), type("Handler", (_Handler,), fields))
+
+    def server_bind(self) -> None:
+        """Listen on addresses of IPv6 too, which pods of some clusters have alone."""
+        self.socket.close()
+        self.socket = listen(self.server_address[1], self.request_queue_size)
+        self.server_address = self.socket.getsockname()
+        self.server_port = self.server_address[1]
 
     def start(self) -> None:
         """Serve on a daemon thread."""

@@ -14,6 +14,8 @@ from megatron_trainer import settings
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
 from megatron_trainer.launcher import pod
 from megatron_trainer.launcher.pod import Pod
+from megatron_trainer.listening import listen
+from megatron_trainer.settings import SettingError
 from megatron_trainer.telemetry.reporter import SOCKET_ENV, STACKS_ENV
 from megatron_trainer.telemetry.run_journal import RunJournal
 
@@ -31,6 +33,15 @@ def test_a_journal_that_cannot_be_read_ends_the_pod_to_be_tried_again(tmp_path: 
     assert ending is not None
     assert ending.code == ExitCode.WORKER_DIED
     assert os.strerror(errno.EIO) in ending.message
+
+
+def test_a_progress_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with listen(0, 1) as other:
+        port = other.getsockname()[1]
+        values = {"MEGATRON_PLATFORM": "cpu", "MEGATRON_PROGRESS_PORT": str(port)}
+        taken = Pod(settings.read(values), ["--save", str(tmp_path), "--train-iters", "20"], print)
+        with pytest.raises(SettingError, match=f"PORT {port}: Address already in use; set a free port"):
+            taken._serve_progress()
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """The progress server under clients that do not behave."""
 
+import errno
+import http.client
 import json
+import os
 import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from megatron_contract.progress import ProgressReport
@@ -32,6 +36,32 @@ def progress(server: ProgressServer) -> int:
     url = f"http://127.0.0.1:{server.server_port}/progress"
     with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
         return int(json.load(answer)["iteration"])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_server_answers_on_addresses_of_both_kinds(server: ProgressServer, host: str) -> None:
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    connection = http.client.HTTPConnection(host, server.server_port, timeout=PATIENCE)
+    connection.request("GET", "/progress")
+    assert json.load(connection.getresponse())["iteration"] == 7
+    connection.close()
+
+
+def test_a_machine_without_ipv6_listens_on_addresses_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = socket.create_server
+
+    def reject(address: tuple[str, int], **options: Any) -> socket.socket:
+        if options.get("family") == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        return create(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", reject)
+    server = ProgressServer(0, lambda: ProgressReport(1, "training", iteration=7))
+    server.start()
+    assert progress(server) == 7
+    server.shutdown()
+    server.server_close()
 
 
 def threads() -> int:
