@@ -19,6 +19,7 @@ from megatron_operator.catalog.bridge_tables import WITHOUT_DATA_SHEET
 from megatron_operator.planner import megatron_arguments, plan
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.switches import promising, together
+from megatron_trainer.platform import gpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGES: tuple[ImagePackage, ...] = ("deepep", "hybridep", "ncclep")
@@ -124,6 +125,11 @@ class Case:
     def world_size(self) -> int:
         return self.resolved.accelerator_count
 
+    @property
+    def trainer_words(self) -> list[str]:
+        """The argument list that Megatron gets, which on GPUs the trainer adapts to an image without Apex."""
+        return gpu.adapt(self.words)[0] if self.resolved.profile.platform == "gpu" else self.words
+
 
 @cache
 def specs() -> dict[str, dict[str, Any]]:
@@ -208,6 +214,21 @@ def functions() -> dict[str, dict[str, Any]]:
             build(name, spec)
             found[key] = name, spec
     return dict(found.values())
+
+
+@cache
+def delayed() -> dict[str, dict[str, Any]]:
+    """Every function that delays weight gradients and has CUDA graphs, whatever its optimizer."""
+    library, found = catalog.load(), {}
+    for name, owner in sorted(library.functions().items()):
+        function = library.function(name)
+        if function is None or library.get(owner).engine != "megatron" or name != function.function:
+            continue
+        known = function.accelerators[0] not in WITHOUT_DATA_SHEET
+        if known and {"delay-wgrad-compute", "cuda-graph-modules"} <= (function.megatron_args or {}).keys():
+            asked = {"type": function.accelerators[0], "count": function.count}
+            found[name] = {"recipe": name, "accelerator": asked, "data": CORPUS}
+    return found
 
 
 @cache

@@ -15,7 +15,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def started(megatron: Megatron, case: Case) -> Started:
-    return megatron.start(case.words, case.world_size)
+    return megatron.start(case.trainer_words, case.world_size)
 
 
 def test_process_groups_match_the_plan(case: Case, started: Started) -> None:

@@ -103,7 +103,7 @@ def refused_by_megatron_alone(
                 continue
             started.add(tuple(case.words))
             try:
-                megatron.start(case.words, case.world_size)
+                megatron.start(case.trainer_words, case.world_size)
             except NotAccepted as refusal:
                 found.append(f"{path} {value}: {refusal}")
     return found, len(started)

@@ -77,7 +77,7 @@ def refused_by_megatron_alone(megatron: Megatron, base: dict[str, Any], flags: l
             except InvalidRecipeError:
                 continue
             try:
-                megatron.start(case.words, case.world_size)
+                megatron.start(case.trainer_words, case.world_size)
             except NotAccepted as refusal:
                 found.append(f"{flag} {value}: {refusal}")
     return found

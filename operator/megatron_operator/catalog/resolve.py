@@ -30,6 +30,7 @@ from megatron_operator.catalog import (
     positions,
     schedule,
     scheduling,
+    weight_gradients,
 )
 from megatron_operator.catalog.accelerator import (
     limit_errors,
@@ -171,6 +172,8 @@ def _merged(
     full_sharding.drop_inherited(merged, found)
     if entry is None or entry.engine == "megatron":
         found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))
+        if profile.platform == "gpu" and not (spec.image or profile.image):
+            weight_gradients.leave_out_delayed(merged, published.layout, found)
         data.take_tokenizer(merged["data"], spec, found)
         if entry is not None:
             data.complete_tokenizer(merged["data"])

@@ -15,6 +15,7 @@ from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.batch import global_batches
 from megatron_operator.planner.bridge_notes import with_bridge_notes
 from megatron_operator.planner.checks.field_requirements import field_errors
+from megatron_operator.planner.checks.image_packages import package_errors
 from megatron_operator.planner.checks.ineffective_flags import check_ineffective_settings
 from megatron_operator.planner.checks.lint import lint_errors
 from megatron_operator.planner.checks.own_image import has_own_image
@@ -283,6 +284,7 @@ def _problem(
     found.extend(tokenizer_errors(resolved))
     found.extend(lint_errors(resolved))
     found.extend(field_errors(resolved))
+    found.extend(package_errors(resolved))
     batches = global_batches(resolved.training, found)
     if shape is None or resolved.training.seq_length is None or not batches:
         raise InvalidRecipeError(found.errors)

@@ -111,7 +111,7 @@ def test_megatrons_own_deletion_of_checkpoints_is_refused_where_the_best_is_kept
 def test_a_layout_is_planned_with_which_megatron_accepts_the_flag(
     resolve: Any, args: dict[str, Any], sizes: dict[str, int]
 ) -> None:
-    made = plan(resolve("llama3-70b", 56, megatronArgs=args))
+    made = plan(resolve("llama3-70b", 56, megatronArgs=args, image="own"))
     assert {name: getattr(made, name) for name in sizes} == sizes
 
 
@@ -144,7 +144,7 @@ def test_a_flag_is_refused_that_no_layout_suits(resolve: Any, args: dict[str, An
 def test_a_flag_is_refused_once_that_a_size_of_the_recipe_rules_out(resolve: Any) -> None:
     one = {"pipelineModelParallelSize": 1}
     args = {"defer-embedding-wgrad-compute": True}
-    assert errors(resolve("llama3-8b", 8, parallelism=one, megatronArgs=args)) == [
+    assert errors(resolve("llama3-8b", 8, parallelism=one, megatronArgs=args, image="own")) == [
         "spec.megatronArgs.defer-embedding-wgrad-compute: requires pipeline stages, and"
         " parallelism.pipelineModelParallelSize is 1; set it above 1, or leave the flag out"
     ]
@@ -376,3 +376,44 @@ def test_a_constant_weight_decay_is_refused_beside_one_that_grows(resolve: Any, 
     assert errors(resolve("llama3-8b", 8, megatronArgs=args)) == []
     constantly = {"weight-decay-incr-style": "constant"}
     assert errors(resolve("llama3-8b", 8, megatronArgs=constantly, training=constant)) == []
+
+
+GRAPHED = {
+    "overlap-moe-expert-parallel-comm": True,
+    "delay-wgrad-compute": True,
+    "cuda-graph-impl": "transformer_engine",
+    "te-rng-tracker": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "modules", "is_refused"),
+    [
+        (("mixtral-8x7b", 64), ["attn"], True),
+        (("mixtral-8x7b", 64), ["moe_router"], False),
+        (("deepseek-v3", 1024), ["moe_router"], True),
+    ],
+    ids=["attention", "router", "router with shared experts"],
+)
+def test_weight_gradients_in_graphs_need_apex(
+    resolve: Any, of: tuple[str, int], modules: list[str], is_refused: bool
+) -> None:
+    args = {"megatronArgs": GRAPHED | {"cuda-graph-modules": modules}}
+    refusal = (
+        "spec.megatronArgs.delay-wgrad-compute: requires Apex with CUDA graphs of these modules, and the"
+        " trainer image lacks it; leave it out, or attn and with shared experts moe_router out of"
+        " cuda-graph-modules"
+    )
+    assert (refusal in errors(resolve(*of, **args))) is is_refused
+    assert refusal not in errors(resolve(*of, **args, image="own"))
+    assert refusal not in errors(resolve(*of, **args, parallelism={"overlapGradReduce": False}))
+
+
+def test_a_flag_that_needs_apex_is_refused_once_with_the_projects_image(resolve: Any) -> None:
+    args = {"defer-embedding-wgrad-compute": True}
+    for sizes in ({}, {"pipelineModelParallelSize": 1}):
+        assert errors(resolve("llama3-8b", 8, megatronArgs=args, parallelism=sizes)) == [
+            "spec.megatronArgs.defer-embedding-wgrad-compute: requires Apex, which the trainer image lacks;"
+            " leave it out"
+        ]
+    assert errors(resolve("llama3-70b", 64, megatronArgs=args, image="own")) == []

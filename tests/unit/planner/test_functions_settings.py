@@ -196,3 +196,23 @@ def test_options_become_settings() -> None:
         "cuda-graph-modules": ["attn", "mlp"],
         "te-rng-tracker": True,
     }
+
+
+DELAYED = ("deepseek_v3_pretrain_256gpu_gb200_fp8mx_config", "gb200", 256)
+
+
+def test_a_delay_that_needs_apex_is_left_out_of_a_function() -> None:
+    found = run(*DELAYED)
+    assert "--delay-wgrad-compute" not in found.arguments
+    assert "--overlap-moe-expert-parallel-comm" in found.arguments
+    note = "delayed weight gradients, which need Apex in these CUDA graphs"
+    assert f"left out of {DELAYED[0]}: {note}" in found.plan.notes
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"image": "registry.example/own:1"}, {"megatronArgs": {"cuda-graph-impl": "none"}}],
+    ids=["own image", "no graphs"],
+)
+def test_a_function_keeps_a_delay_that_it_can_have(spec: dict[str, Any]) -> None:
+    assert "--delay-wgrad-compute" in run(*DELAYED, **spec).arguments

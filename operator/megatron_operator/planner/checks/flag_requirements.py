@@ -12,6 +12,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.context_sizes import context_size_errors
 from megatron_operator.planner.checks.own_image import has_own_image
+from megatron_operator.planner.checks.passthrough import why_not_taken
 from megatron_operator.planner.estimate.workload import OFFLOAD_FRACTION, OPTIMIZER_INSTANCES
 from megatron_operator.planner.gradient_overlap import overlaps
 
@@ -278,13 +279,13 @@ def flag_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for flags of `megatronArgs` without the settings that they need in Megatron's own loop."""
     if resolved.engine != "megatron":
         return []
-    args = resolved.megatron_args
+    args, own = resolved.megatron_args, has_own_image(resolved)
     found = [
         FieldError(_AT + flag, need.message, need.fix)
         for need in _NEEDS
         for flag in need.flags.split()
         if args.get(flag, False) is not False and args[flag] not in need.harmless
-        if not need.is_met(resolved)
+        if not need.is_met(resolved) and not why_not_taken(flag, own_image=own)
     ]
     return [
         *found,

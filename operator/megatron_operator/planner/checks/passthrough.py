@@ -90,6 +90,7 @@ _REFUSED = {
 }
 """Flag -> why it is not taken."""
 _LACKS_PACKAGE = {
+    "defer-embedding-wgrad-compute": "requires Apex, which the trainer image lacks",
     "enable-msc": "requires the package multi-storage-client, which the trainer image lacks",
     "replication": "is for Megatron's local checkpoints, whose package the trainer image lacks",
 }
