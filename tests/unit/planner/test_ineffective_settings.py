@@ -94,10 +94,10 @@ def test_latent_attention_rotates_a_part_of_its_positions_with_rope(resolve: Res
 
 def test_the_kernel_of_attention_is_chosen_with_local_layers_too(resolve: Resolve) -> None:
     training = {"transformerImpl": "local", "attentionBackend": "auto"}
-    assert plan(resolve(*DENSE, training=training)).world_size == DENSE[1]
+    assert plan(resolve(*DENSE, training=training, image="own")).world_size == DENSE[1]
 
 
 def test_a_specification_of_layers_may_have_kernels_of_attention(resolve: Resolve) -> None:
     training = {"transformerImpl": "local", "attentionBackend": "flash"}
     spec = {"spec": ["own.layers", "layers"]}
-    assert plan(resolve(*DENSE, training=training, megatronArgs=spec)).world_size == DENSE[1]
+    assert plan(resolve(*DENSE, training=training, megatronArgs=spec, image="own")).world_size == DENSE[1]

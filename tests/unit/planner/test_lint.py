@@ -208,7 +208,7 @@ def test_fp8_is_suggested_if_the_accelerator_supports_it(resolve: Any) -> None:
     "spec",
     [
         {"training": {"bf16": False, "fp16": True}},
-        {"training": {"transformerImpl": "local"}},
+        {"training": {"transformerImpl": "local"}, "image": "own"},
         {"parallelism": {"useMegatronFsdp": True}},
     ],
 )

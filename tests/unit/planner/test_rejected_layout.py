@@ -11,6 +11,7 @@ from megatron_operator.planner import PlannedRun, admit, megatron_arguments, pla
 from tests.unit.planner.conftest import PLATFORM
 
 UNFUSED = {"attentionBackend": "unfused"}
+LOCAL = {"training": {"transformerImpl": "local"}, "image": "own"}
 
 
 def admitted(previous: Any = None, **spec: Any) -> PlannedRun:
@@ -33,7 +34,7 @@ def refusals(resolved: Any) -> list[str]:
     [
         (8, {"training": UNFUSED}, "contextParallelSize: CP 2 requires a fused kernel"),
         (64, {"training": UNFUSED}, "contextParallelSize: CP 2 requires a fused kernel"),
-        (8, {"training": {"transformerImpl": "local"}}, "contextParallelSize: CP 2 requires Transformer"),
+        (8, LOCAL, "contextParallelSize: CP 2 requires Transformer"),
         (64, {"parallelism": {"useDistributedOptimizer": False}}, "pipelineModelParallelSize: TP 1, PP 1"),
         (64, {"model": {"vocabSize": 4_000_000}}, "pipelineModelParallelSize: TP 1, PP 1"),
     ],
