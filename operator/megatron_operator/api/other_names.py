@@ -45,7 +45,6 @@ _TODAY: Final = {
     "training.fp4ParamGather": "fp4Param",
     "training.accumulateAllreduceGradsInFp32": "gradReduceInFp32 accumulateGradsInFp32",
     "training.bf16: true": "precision mixedPrecision dtype useBf16",
-    "training.attentionBackend: flash": "useFlashAttn flashAttention useFlashAttention",
     "training.usePrecisionAwareOptimizer: true and megatronArgs.optimizer-cpu-offload: true": (
         "cpuOffloadOptimizer optimizerCpuOffload offloadOptimizer"
     ),
@@ -96,6 +95,9 @@ _NOT_NEEDED: Final = {
         "leave it out: checkpoints are torch_dist (fsdp_dtensor with parallelism.useMegatronFsdp), formats"
         " that load in another layout"
     ): "ckptFormat autoDetectCkptFormat distCkptFormat",
+    "leave it out: training.attentionBackend auto has the fastest kernel that the image has": (
+        "useFlashAttn useFlashAttnV2 flashAttention useFlashAttention"
+    ),
     "leave it out: these models are the only ones": "useMcoreModels useMcore",
     "leave it out: it follows from accelerator.count and the other sizes": (
         "dataParallelSize dataParallel dpSize dp"

@@ -141,7 +141,7 @@ def test_an_unknown_name_is_answered_with_the_closest_ones(name: str, advice: st
         ("save-interval", "save-interval: is set by spec.checkpoint.saveInterval; set "),
         ("exit-interval", "exit-interval: is reserved for the operator; leave it out"),
         ("skip-train", "skip-train: trains nothing, and the run would be reported complete; leave it out"),
-        ("use-flash-attn", "set spec.training.attentionBackend: flash"),
+        ("use-flash-attn", "leave it out: training.attentionBackend is auto"),
     ],
 )
 def test_a_flag_of_megatron_that_megatron_args_refuses_is_not_advised(flag: str, advice: str) -> None:

@@ -115,7 +115,8 @@ def test_fused_attention_of_fp32_is_refused_with_the_kernels_instead(resolve: Re
     found = refused(resolve, ("llama3-8b", 8, "h100-sxm"), training=training)
     assert any("has no such kernel for FP32 (bf16 false); set auto or unfused" in each for each in found)
     assert plan(resolve("llama3-8b", 8, training=training | {"attentionBackend": "auto"})).world_size == 8
-    assert plan(resolve("llama3-8b", 8, training={"attentionBackend": kernel, "fp16": True})).world_size == 8
+    halves = {"attentionBackend": kernel, "fp16": True}
+    assert plan(resolve("llama3-8b", 8, training=halves, image="own")).world_size == 8
 
 
 def test_attention_of_a_specification_of_local_layers_is_accepted(resolve: Resolve) -> None:

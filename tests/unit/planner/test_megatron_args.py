@@ -188,7 +188,10 @@ def test_additional_flags_are_last_in_alphabetical_order(resolve: Any) -> None:
         ("log-troughput", "unknown flag of Megatron; set log-throughput"),
         ("manual-gc-interval", "takes one value, but is true; give one value"),
         ("offload-modules", "takes values, but is true; give a list of values"),
-        ("use-flash-attn", "is accepted and ignored by Megatron; set spec.training.attentionBackend: flash"),
+        (
+            "use-flash-attn",
+            "is accepted and ignored by Megatron; leave it out: training.attentionBackend is auto",
+        ),
     ],
 )
 def test_additional_flags_must_be_valid_and_untyped(resolve: Any, flag: str, message: str) -> None:

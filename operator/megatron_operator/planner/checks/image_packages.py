@@ -1,4 +1,4 @@
-"""Settings that need a package which the project's image for GPUs lacks."""
+"""Settings that need a package which the project's image for GPUs lacks: Apex and FlashAttention."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,6 +18,13 @@ def package_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:
         return
     yield from _delay_errors(resolved)
     yield from _local_errors(resolved)
+    training = resolved.training
+    if training.attention_backend == "flash" and training.transformer_impl != "local":
+        yield FieldError(
+            "spec.training.attentionBackend",
+            "flash requires FlashAttention, which the trainer image lacks",
+            "set auto or fused",
+        )
 
 
 def _delay_errors(resolved: ResolvedRecipe) -> Iterator[FieldError]:

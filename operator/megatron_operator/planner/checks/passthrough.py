@@ -90,6 +90,7 @@ _REFUSED = {
 }
 """Flag -> why it is not taken."""
 _LACKS_PACKAGE = {
+    "batch-invariant-mode": "requires FlashAttention, which the trainer image lacks",
     "defer-embedding-wgrad-compute": "requires Apex, which the trainer image lacks",
     "enable-msc": "requires the package multi-storage-client, which the trainer image lacks",
     "replication": "is for Megatron's local checkpoints, whose package the trainer image lacks",
@@ -116,7 +117,7 @@ _VALUES_LACK_PACKAGE = {
 _IGNORED = {
     "rampup-batch-size": "set spec.training.stepBatchSizeSchedule",
     "use-mcore-models": "leave it out",
-    "use-flash-attn": "set spec.training.attentionBackend: flash",
+    "use-flash-attn": "leave it out: training.attentionBackend is auto",
     "use-rotary-position-embeddings": "set spec.model.positionEmbeddingType: rope",
     "use-dist-ckpt": "leave it out",
     "dist-ckpt-format": "leave it out",

@@ -309,7 +309,7 @@ def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagno
         found.error(
             field,
             f"CP {cp} requires a fused kernel of attention, but attentionBackend is unfused",
-            "leave it out, or set attentionBackend to fused, flash or auto",
+            "leave it out, or set attentionBackend to fused or auto",
         )
     elif context.in_fp32:
         message = f"CP {cp} requires a fused kernel of attention, which there is not for FP32 (bf16 false)"
