@@ -168,7 +168,7 @@ def _merged(
     if spec.image is not None:
         found.origin("image", "recipe")
     performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
-    overlaps.switch_off_inherited(merged["parallelism"], found)
+    overlaps.switch_off_inherited(merged["parallelism"], merged["megatronArgs"], found)
     full_sharding.drop_inherited(merged, found)
     if entry is None or entry.engine == "megatron":
         found.extend(dispatcher.package_errors(spec, merged["megatronArgs"], profile, accelerator))

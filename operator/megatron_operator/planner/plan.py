@@ -14,6 +14,7 @@ from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.batch import global_batches
 from megatron_operator.planner.bridge_notes import with_bridge_notes
+from megatron_operator.planner.checks.determinism import determinism_errors
 from megatron_operator.planner.checks.field_requirements import field_errors
 from megatron_operator.planner.checks.image_packages import package_errors
 from megatron_operator.planner.checks.ineffective_flags import check_ineffective_settings
@@ -285,6 +286,7 @@ def _problem(
     found.extend(lint_errors(resolved))
     found.extend(field_errors(resolved))
     found.extend(package_errors(resolved))
+    found.extend(determinism_errors(resolved))
     batches = global_batches(resolved.training, found)
     if shape is None or resolved.training.seq_length is None or not batches:
         raise InvalidRecipeError(found.errors)

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from megatron_operator.api.platform import DispatcherPackage
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.entry import BACKEND
+from megatron_operator.catalog.overlaps import DETERMINISTIC
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.flag_requirements import EXPERT_OVERLAP
 from megatron_operator.planner.estimate import hardware
@@ -110,7 +111,8 @@ def _available(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, 
     yield from _of_memory(resolved, w)
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile, resolved.per_node)
     linked = accelerator is None or accelerator.overlaps_tensor_parallel(dims.tp)
-    if w.sequence_parallel and not run.tensor_overlap and linked:
+    exact = resolved.megatron_args.get(DETERMINISTIC)
+    if w.sequence_parallel and not run.tensor_overlap and linked and not exact:
         hidden = replace(w, execution=replace(run, tensor_overlap=True))
         yield Switch({"parallelism.tpCommOverlap": True}), hidden if dims.tp > 1 else None
     if experts and not run.expert_overlap:

@@ -30,6 +30,19 @@ def test_an_overlap_of_the_catalog_goes_off_with_what_it_needs(need: str) -> Non
     assert note in made.notes
 
 
+@pytest.mark.parametrize("off", [{}, {"parallelism": {"sequenceParallel": False}}])
+def test_a_tensor_overlap_of_the_catalog_goes_off_in_deterministic_mode(off: dict[str, Any]) -> None:
+    function = {
+        "recipe": "llama3_70b_pretrain_32gpu_h100_bf16_config",
+        "accelerator": {"type": "h100-sxm", "count": 32},
+    }
+    assert resolved(function).parallelism.tp_comm_overlap
+    found = resolved(function | off | {"megatronArgs": {"deterministic-mode": True}})
+    assert found.parallelism.tp_comm_overlap is False
+    notes = [note for note in plan(found).notes if "tpCommOverlap" in note]
+    assert notes == ["tpCommOverlap of the catalog is off: Megatron refuses it with deterministic-mode"]
+
+
 def test_an_overlap_of_the_recipe_itself_is_refused_without_what_it_needs() -> None:
     both = {"useDistributedOptimizer": False, "overlapParamGather": True}
     with pytest.raises(InvalidRecipeError) as refused:

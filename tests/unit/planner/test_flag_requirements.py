@@ -417,3 +417,25 @@ def test_a_flag_that_needs_apex_is_refused_once_with_the_projects_image(resolve:
             " leave it out"
         ]
     assert errors(resolve("llama3-70b", 64, megatronArgs=args, image="own")) == []
+
+
+DETERMINISTIC = {"deterministic-mode": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"parallelism": {"tpCommOverlap": True}}, "parallelism.tpCommOverlap"),
+        ({"megatronArgs": {"cross-entropy-loss-fusion": True}}, "megatronArgs.cross-entropy-loss-fusion"),
+    ],
+)
+def test_deterministic_mode_excludes_an_overlap_and_a_fusion(
+    resolve: Any, settings: dict[str, Any], field: str
+) -> None:
+    both = settings | {"megatronArgs": DETERMINISTIC | settings.get("megatronArgs", {})}
+    assert errors(resolve("llama3-70b", 64, **both)) == [
+        f"spec.{field}: true, which Megatron refuses with megatronArgs.deterministic-mode; leave one of the"
+        " two out"
+    ]
+    assert errors(resolve("llama3-70b", 64, **settings)) == []
+    assert errors(resolve("llama3-70b", 64, megatronArgs=DETERMINISTIC)) == []

@@ -35,6 +35,11 @@ def test_tensor_overlap_is_proposed_for_the_two_ranks_of_an_nvlink_bridge(resolv
     assert {OVERLAP: True} in proposed(resolve("llama3-8b", 16, "h100-pcie", parallelism=layout))
 
 
+def test_tensor_overlap_is_not_proposed_to_a_deterministic_run(resolve: Any) -> None:
+    resolved = resolve("llama3-70b", 64, megatronArgs={"deterministic-mode": True})
+    assert not any(OVERLAP in settings for settings in proposed(resolved))
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_what_the_recipe_sets_is_not_proposed(resolve: Any, own: bool) -> None:
     resolved = resolve("llama3-70b", 64, parallelism={"tpCommOverlap": own})
