@@ -8,11 +8,12 @@
     budget=F, stash=C,H     buffers of a fixed size for the experts: tokens of a rank relative to even
                             routing, and sizes of the stash of their activations on the GPU and the host
     fuser=N                 Transformer Engine's operation fuser, with gates in blocks of N (0: no gates)
-    ep-overlap, delay-wgrad, a2a-stream, tp-overlap, nccl-ub, router-padding, fp8-output, mla-fusion
+    ep-overlap, delay-wgrad, a2a-stream, tp-overlap, router-padding, fp8-output, mla-fusion
     graphs=IMPL[:MODULES]   CUDA graphs
     dsa=BACKEND             kernels of sparse attention (cudnn)
     recompute=MODULES       selective; full:METHOD:LAYERS for whole layers
-    fsdp, offload, fp8-attention, qkv-rope, tp-buffers      not available here, and named in a note
+    fsdp, offload, fp8-attention, qkv-rope, tp-buffers, nccl-ub
+                            not available here, and named in a note
 
 What belongs to the dispatcher flex is used where the image has its backend, and otherwise named in a note.
 The routing that benchmarks force to be even is not among them: it would change the model.
@@ -41,12 +42,15 @@ _LEFT_OUT: Final = {
         setting="the sizes of the tensor-parallel overlap's buffers",
         reason="which Megatron reads from a file; Transformer Engine's own are used",
     ),
+    "nccl-ub": LeftOut(
+        setting="NCCL's user buffers",
+        reason="whose allocator Megatron compiles when it starts, for which the project's image has no tools",
+    ),
 }
 _SWITCHES: Final = {
     "ep-overlap": "overlap-moe-expert-parallel-comm",
     "delay-wgrad": "delay-wgrad-compute",
     "a2a-stream": "high-priority-a2a-comm-stream",
-    "nccl-ub": "use-nccl-ub",
     "router-padding": "moe-router-padding-for-quantization",
     "fp8-output": "fp8-output-proj",
     "mla-fusion": "mla-down-proj-fusion",

@@ -10,6 +10,7 @@ HOPPER, BLACKWELL, CPU = "llama3-8b-64-gpus", "llama3.1-8b-queued", "tiny-gpt"
 TENSOR = {"parallelism": {"tensorModelParallelSize": 2, "contextParallelSize": 1}}
 TENSOR_FSDP = {"parallelism": {"tensorModelParallelSize": 2, "useMegatronFsdp": True}}
 DATA_ONLY = {"parallelism": {"tensorModelParallelSize": 1, "contextParallelSize": 1}}
+USER_BUFFERS = {"image": "own", "megatronArgs": {"use-nccl-ub": True}}
 MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
 
 
@@ -60,7 +61,7 @@ def test_segments_expand_and_nccl_leaves_the_buffers_of_graphs_alone(run: Any) -
 
 @pytest.mark.parametrize(
     "change",
-    [{"checkpoint": {"asyncSave": True}}, {"megatronArgs": {"use-nccl-ub": True}}],
+    [{"checkpoint": {"asyncSave": True}}, USER_BUFFERS],
     ids=["asynchronous writers", "user buffers of NCCL"],
 )
 def test_segments_do_not_expand_where_others_map_the_memory(run: Any, change: dict[str, Any]) -> None:
@@ -80,7 +81,7 @@ def test_nccl_takes_no_memory_for_nvlink_sharp_unless_its_buffers_are_registered
     for recipe in (HOPPER, BLACKWELL):
         assert environment(run, recipe)["NCCL_NVLS_ENABLE"] == "0"
     for env in (
-        environment(run, HOPPER, megatronArgs={"use-nccl-ub": True}, checkpoint={"asyncSave": False}),
+        environment(run, HOPPER, **USER_BUFFERS, checkpoint={"asyncSave": False}),
         on_hardware(run, "a100-80"),
         environment(run, "one-gpu"),
     ):

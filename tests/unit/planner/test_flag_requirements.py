@@ -313,6 +313,13 @@ def test_an_own_image_is_not_refused_for_packages_of_the_projects(resolve: Any) 
     assert errors(resolve("llama3-8b", 8, image="own", megatronArgs=LOCAL_CHECKPOINTS)) == []
 
 
+def test_user_buffers_of_nccl_need_an_image_in_which_megatron_can_compile(resolve: Any) -> None:
+    args = {"use-nccl-ub": True}
+    (found,) = errors(resolve("llama3-8b", 8, megatronArgs=args))
+    assert found.startswith("spec.megatronArgs.use-nccl-ub: makes Megatron compile an allocator for NCCL")
+    assert errors(resolve("llama3-8b", 8, image="own", megatronArgs=args)) == []
+
+
 def test_the_image_of_a_profile_is_not_refused_for_packages_of_the_projects() -> None:
     body = {
         "recipe": "llama3-8b",

@@ -1,11 +1,11 @@
 """A function's layout brings all that made it fast, and nothing that it does not have."""
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.platform import ImagePackage
+from megatron_operator.api.platform import DispatcherPackage, ImagePackage
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import performance_options
 from megatron_operator.cli.default_platform import default_platform
@@ -83,6 +83,20 @@ def test_layers_are_recomputed_only_where_the_function_does(name: str, accelerat
 def test_what_is_left_out_is_named() -> None:
     notes = run("llama3_70b_pretrain_64gpu_gb300_bf16_config", "gb300", 64).plan.notes
     assert any("left out of llama3_70b" in note and "FSDP" in note for note in notes)
+
+
+def test_no_function_has_user_buffers_of_nccl_which_the_projects_image_cannot_compile() -> None:
+    """Also where the image has all packages of dispatchers."""
+    with_them = {
+        name
+        for name in LIBRARY.functions()
+        if (function := LIBRARY.function(name)) is not None
+        and "use-nccl-ub" in (function.with_image(get_args(DispatcherPackage)).megatron_args or {})
+    }
+    assert with_them == set()
+    found = run("gpt_oss_20b_pretrain_8gpu_b300_nvfp4_config", "b300", 8)
+    assert "--use-nccl-ub" not in found.arguments
+    assert any("NCCL's user buffers, whose allocator Megatron compiles" in note for note in found.plan.notes)
 
 
 def test_flex_and_the_graphs_that_need_it_are_left_out_with_what_that_costs() -> None:

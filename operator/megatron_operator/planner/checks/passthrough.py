@@ -94,6 +94,8 @@ _LACKS_PACKAGE = {
     "defer-embedding-wgrad-compute": "requires Apex, which the trainer image lacks",
     "enable-msc": "requires the package multi-storage-client, which the trainer image lacks",
     "replication": "is for Megatron's local checkpoints, whose package the trainer image lacks",
+    "use-nccl-ub": "makes Megatron compile an allocator for NCCL when it starts, and the trainer image has"
+    " neither ninja nor CUDA's headers",
 }
 """The same for the project's image alone."""
 _REMOVED = {
