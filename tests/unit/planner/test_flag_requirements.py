@@ -305,6 +305,35 @@ def test_instances_of_the_optimizer_divide_the_ranks_that_share_its_states(resol
     assert found.startswith(f"{name}: requires the distributed optimizer, which is off; set parallelism.")
 
 
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (
+            {"eval-micro-batch-size": 3},
+            "eval-micro-batch-size: 3 x DP of any layout that fits does not divide the global batch size; set"
+            " a divisor, eval-global-batch-size to a multiple, or leave the flag out",
+        ),
+        (
+            {"eval-micro-batch-size": 3, "eval-global-batch-size": 128},
+            "eval-micro-batch-size: 3 x DP of any layout that fits does not divide eval-global-batch-size"
+            " 128; set a divisor, eval-global-batch-size to a multiple, or leave the flag out",
+        ),
+        (
+            {"eval-global-batch-size": 7},
+            "eval-global-batch-size: 7 samples are no multiple of the micro batch x DP of any layout that"
+            " fits; set a multiple, or leave it out",
+        ),
+        ({"eval-micro-batch-size": 3, "eval-global-batch-size": 96}, None),
+        ({"eval-micro-batch-size": 2}, None),
+    ],
+)
+def test_ranks_and_micro_batches_split_the_samples_of_an_evaluation(
+    resolve: Any, args: dict[str, int], error: str | None
+) -> None:
+    found = errors(resolve("llama3-8b", 8, megatronArgs=args))
+    assert found == ([f"spec.megatronArgs.{error}"] if error else [])
+
+
 LOCAL_CHECKPOINTS = {"non-persistent-ckpt-type": "local", "enable-msc": True, "replication": True}
 
 

@@ -146,6 +146,9 @@ def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldEr
         problems.append((f"{', '.join(of_experts)} without experts", "leave it out"))
     elif "shared_experts" in modules and not model.moe_shared_expert_intermediate_size:
         problems.append(("shared_experts without moeSharedExpertIntermediateSize", "leave it out"))
+    elif "shared_experts" in modules and resolved.megatron_args.get("moe-shared-expert-overlap"):
+        overlap = "megatronArgs.moe-shared-expert-overlap"
+        problems.append((f"shared_experts with {overlap}: true", f"leave it or {overlap} out"))
     if "moe_act" in modules and model.num_experts and not model.moe_grouped_gemm:
         problems.append(("moe_act without moeGroupedGemm", "leave it out, or set moeGroupedGemm: true"))
     delayed = training.fp8_format is not None and training.fp8_recipe in (None, "delayed")

@@ -13,6 +13,9 @@ from megatron_operator.planner.checks.context_sizes import CONTEXT_SIZES, contex
 from megatron_operator.planner.estimate.workload import OPTIMIZER_INSTANCES, optimizer_instances
 from megatron_operator.planner.search.problem import Candidate
 
+_EVALUATED_BATCH: Final = "eval-global-batch-size"
+_EVALUATED_MICRO_BATCH: Final = "eval-micro-batch-size"
+
 
 class _Need(NamedTuple):
     """The layouts that a flag needs, and the error where there are none."""
@@ -35,6 +38,35 @@ def _divided_by(instances: int) -> Callable[[Candidate], bool]:
         return instances > 0 and not any(size % instances for size in groups)
 
     return is_met
+
+
+def _number(resolved: ResolvedRecipe, flag: str) -> int | None:
+    """The flag's whole number; None without one, and for what is refused as none."""
+    try:
+        return int(str(resolved.megatron_args[flag]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _evaluation(resolved: ResolvedRecipe) -> tuple[str, _Need] | None:
+    """Ranks and micro batches split the samples of an evaluation; None where these are those of a step."""
+    micro_batch, samples = _number(resolved, _EVALUATED_MICRO_BATCH), _number(resolved, _EVALUATED_BATCH)
+    if micro_batch is None and samples is None:
+        return None
+
+    def is_met(candidate: Candidate) -> bool:
+        size = candidate.micro_batch if micro_batch is None else micro_batch
+        ranks, run = candidate.dims.dp, candidate.workload
+        batch = run.micro_batches * run.micro_batch * ranks if samples is None else samples
+        return size > 0 and batch > 0 and batch % (size * ranks) == 0
+
+    if micro_batch is None:
+        message = f"{samples} samples are no multiple of the micro batch x DP of any layout that fits"
+        return _EVALUATED_BATCH, _Need(is_met, message, "set a multiple, or leave it out")
+    batch = "the global batch size" if samples is None else f"{_EVALUATED_BATCH} {samples}"
+    message = f"{micro_batch} x DP of any layout that fits does not divide {batch}"
+    fix = f"set a divisor, {_EVALUATED_BATCH} to a multiple, or leave the flag out"
+    return _EVALUATED_MICRO_BATCH, _Need(is_met, message, fix)
 
 
 _NOT_WITH_FULL_RECOMPUTATION: Final = _Need(
@@ -89,6 +121,8 @@ def with_flags(resolved: ResolvedRecipe, candidates: list[Candidate], found: Dia
         message = f"{instances} instances do not divide {groups} of any layout that fits"
         fix = f"set a {'common ' if resolved.model.num_experts else ''}divisor, or leave the flag out"
         needs.append((OPTIMIZER_INSTANCES, _Need(_divided_by(instances), message, fix)))
+    if (evaluation := _evaluation(resolved)) is not None:
+        needs.append(evaluation)
     reported = {error.field for error in found.errors}
     for flag, need in needs:
         field = f"spec.megatronArgs.{flag}"
