@@ -1,7 +1,7 @@
 """Environment variables of trainer pods: contract with the trainer, Megatron, profile and recipe."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from megatron_contract.environment import (
     DEFAULT_TERMINATION_LOG,
@@ -40,6 +40,7 @@ from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import Plan
 from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests.asserted_variables import asserted_errors
 from megatron_operator.manifests.gpu_environment import gpu_environment
 from megatron_operator.manifests.grace import SHUTDOWN_SECONDS, grace_seconds
 from megatron_operator.manifests.metadata import Manifest
@@ -51,10 +52,12 @@ def environment(
     """Entries of the container's `env`. Later sources win: Megatron, profile, recipe, contract.
 
     `run_id` is the recipe's uid, `name` its name.
-    Raises InvalidRecipeError if the recipe sets a name that the operator reserves.
+    Raises InvalidRecipeError if the recipe sets a name that the operator reserves, or a value that Megatron
+    refuses.
     """
     sources = {name: source.wire() for name, source in resolved.env_value_from.items()}
-    _check_names(resolved)
+    if errors := [*_reserved_names(resolved), *asserted_errors(resolved, plan)]:
+        raise InvalidRecipeError(errors)
     if resolved.recovery.preflight:
         sources[ENV_NODE_NAME] = {"fieldRef": {"fieldPath": "spec.nodeName"}}
     values: dict[str, str] = {"HOME": "/tmp"}
@@ -121,18 +124,14 @@ def environment_objects(resolved: ResolvedRecipe) -> list[Manifest]:
     return [source.wire() for source in resolved.env_from]
 
 
-def _check_names(resolved: ResolvedRecipe) -> None:
-    """Raise InvalidRecipeError for names that the operator reserves."""
+def _reserved_names(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """Errors for names that the operator reserves."""
     reserved = dict.fromkeys(reserved_names.ENVIRONMENT, "is set by the operator")
     if resolved.profile.platform != "cpu":
         reserved[reserved_names.HIDES_DEVICES] = "would hide accelerators of the pod from its ranks"
-    errors = [
-        FieldError(f"spec.{field}.{name}", reserved[name], "leave it out")
-        for field, values in (("env", resolved.env), ("envValueFrom", resolved.env_value_from))
-        for name in sorted(reserved.keys() & values.keys())
-    ]
-    if errors:
-        raise InvalidRecipeError(errors)
+    for field, values in (("env", resolved.env), ("envValueFrom", resolved.env_value_from)):
+        for name in sorted(reserved.keys() & values.keys()):
+            yield FieldError(f"spec.{field}.{name}", reserved[name], "leave it out")
 
 
 def _recovery_settings(recovery: RecoverySpec) -> dict[str, str]:

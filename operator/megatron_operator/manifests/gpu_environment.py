@@ -16,6 +16,7 @@ _COMPILE_CACHES = {
 }
 """On the volume, so that a replaced pod compiles no kernel again; all runs of a volume share them."""
 _SM_MARGIN = "20"
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def gpu_environment(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
@@ -25,7 +26,7 @@ def gpu_environment(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
     values = dict(_COMPILE_CACHES)
     connections = _connections(resolved, plan)
     if connections is not None:
-        values["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
+        values[CONNECTIONS] = connections
     if not _shares_device_memory(resolved):
         # Megatron refuses expandable segments with CUDA graphs unless NCCL leaves the graphs' buffers alone.
         values |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}

@@ -100,7 +100,7 @@ def test_platform_cpu_has_no_variable_of_gpus(run: Any) -> None:
 
 def test_the_recipe_overrides_each_variable(run: Any) -> None:
     own = {"PYTORCH_CUDA_ALLOC_CONF": "", "CUDA_DEVICE_MAX_CONNECTIONS": "8", MARGINS[0]: "0"}
-    env = environment(run, HOPPER, env=own)
+    env = environment(run, HOPPER, **DATA_ONLY, env=own)
     assert {name: env[name] for name in own} == own
 
 
