@@ -60,6 +60,40 @@ def test_a_softmax_with_another_term_is_split_by_heads_alone(resolve: Any, softm
     assert errors(run("a2a")) == []
 
 
+def test_windows_are_exchanged_by_heads_or_gathered(resolve: Any) -> None:
+    def run(kind: str | None, **more: Any) -> Any:
+        layout = {"contextParallelSize": 2} | ({"cpCommType": kind} if kind else {})
+        return resolve("llama3-8b", 64, parallelism=layout, model={"windowSize": "1024,0"} | more)
+
+    for kind in (None, "p2p"):
+        assert errors(run(kind)) == [
+            f"{AT}: is {kind or 'p2p'}, but Transformer Engine supports windowed attention with a2a and"
+            " allgather only; set a2a or allgather, or contextParallelSize 1"
+        ]
+    for kind in ("a2a", "allgather"):
+        assert errors(run(kind)) == []
+    (found,) = errors(run("allgather", softmaxType="learnable"))
+    assert found.startswith(
+        f"{AT}: is allgather, but Transformer Engine supports attention sinks with a2a only"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "fix"),
+    [
+        ({}, "set p2p, or a CP of 2 or 4 or 8"),
+        ({"windowSize": "1024,0"}, "set allgather, or a CP of 2 or 4 or 8"),
+        ({"softmaxType": "learnable"}, "set a CP of 2 or 4 or 8"),
+    ],
+)
+def test_heads_that_are_not_split_have_another_exchange_where_there_is_one(
+    resolve: Any, model: dict[str, Any], fix: str
+) -> None:
+    layout = {"contextParallelSize": 16, "cpCommType": "a2a", "tensorModelParallelSize": 1}
+    (found,) = errors(resolve("llama3-8b", 64, parallelism=layout, model=model))
+    assert found.endswith(f"; {fix}")
+
+
 def test_only_a_learned_term_has_parameters(resolve: Any) -> None:
     def parameters(softmax: str) -> int:
         whole = {"contextParallelSize": 1}
