@@ -117,7 +117,7 @@ def test_samples_are_packed_where_the_run_looks_for_them_or_elsewhere(
     folder: Path, tmp_path: Path, elsewhere: bool
 ) -> None:
     own, other = tmp_path / "run/packed", tmp_path / "prepared/index/run"
-    words = ["--packed-folder", str(own), "--seq-length", "16", "--seed", "7"]
+    words = ["--packed-folder", str(own), "--seq-length", "32", "--seed", "7"]
     code, text = check(folder, *words, *(["--index-dir", str(other)] if elsewhere else []))
     assert code == ExitCode.OK, text
     assert "; packed in " in text
@@ -190,7 +190,7 @@ def test_a_later_chat_that_the_template_refuses_is_named(folder: Path) -> None:
 
 
 def test_lines_are_rendered_up_to_a_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_root, "RENDERED", 6)
+    monkeypatch.setattr(check_root, "TOKENIZED", 6)
     for name in ("training", "validation"):
         (folder / f"{name}.jsonl").write_text(lines([*[CHAT] * 6, openai("who are you?")]))
     code, text = check(folder, lines="chat", template=GENERATION)
@@ -210,6 +210,40 @@ def test_a_chat_without_an_answer_is_refused(folder: Path) -> None:
     (folder / "training.jsonl").write_text(lines([openai("who are you?")] * 10))
     text = refused(folder, lines="chat", template=GENERATION)
     assert "training.jsonl:1: " in text
+
+
+LONG = {"input": "context " * 4 + "how many?", "output": "seven"}
+LOST = "lose the end of the question, and what then does not fit of the answer"
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_questions_that_a_run_would_cut_are_counted(folder: Path, tmp_path: Path, packing: bool) -> None:
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text(lines([*[ANSWER] * 6, LONG]))
+    words = ["--packed-folder", str(tmp_path / "packed")] if packing else []
+    code, text = check(folder, *words, seq_length=47, batch=1, samples=1)
+    assert code == ExitCode.OK, text
+    assert "of the first 7 lines of each file, 2 are longer than training.seqLength 47 and " + LOST in text
+    code, text = check(folder, *words, seq_length=48, batch=1, samples=1)
+    assert (code, "warning" in text) == (ExitCode.OK, False), text
+
+
+def test_questions_that_are_all_cut_are_refused(folder: Path) -> None:
+    (folder / "training.jsonl").write_text(lines([LONG] * 10))
+    text = refused(folder, seq_length=47)
+    assert f"all of the first 10 lines of {folder}/training.jsonl are longer than training.seqLength" in text
+    assert text.endswith(f"and would {LOST}; set a larger training.seqLength, or shorten them")
+
+
+def test_chats_that_a_run_would_cut_are_counted(folder: Path) -> None:
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text(lines([*[CHAT] * 6, openai("who are you?", "a bot " * 40)]))
+    code, text = check(folder, lines="chat", template=GENERATION, seq_length=200)
+    assert code == ExitCode.OK, text
+    assert text.endswith(
+        "; the chat template takes the first 7 lines of a file; warning: of the first 7 lines of each file, "
+        "2 are longer than training.seqLength 200 and lose their end"
+    )
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(folder: Path) -> None:

@@ -281,7 +281,7 @@ def was_prepared_by(status: StatusBuilder, job: Object, body: Object) -> bool:
     if status.current.prepared not in former_digests(job):
         return False
     made = job["metadata"]["annotations"].get(ANNOTATION_GENERATION)
-    return made == str(status.generation) or data_digest(job) == data_digest(body)
+    return made == str(status.generation) or data_digest(job) in (data_digest(body), *former_digests(body))
 
 
 def set_data_ready(status: StatusBuilder, stage: Stage, manifests: Manifests, pods: Iterable[Object]) -> None:

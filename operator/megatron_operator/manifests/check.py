@@ -7,7 +7,7 @@ latents. What the Job of `manifests.prepare` prepares, it checks itself.
 import json
 from typing import Final
 
-from megatron_contract.bridge_run import PACKED_FOLDER, BridgeRun
+from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.environment import DATA_DIR, PROGRESS_PORT
 from megatron_contract.preparation import CHECKED_FOLDER
 
@@ -19,7 +19,7 @@ from megatron_operator.manifests.metadata import ROLE_CHECK, Manifest, Owner
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.prepare import FINAL
 from megatron_operator.manifests.prepare_resources import check_requests
-from megatron_operator.manifests.sample_index import Built, index_of, line_ends_of, packed_of
+from megatron_operator.manifests.sample_index import SAMPLE_LENGTH, Built, index_of, line_ends_of, packed_of
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import (
     bridge_check_arguments,
@@ -101,8 +101,7 @@ def _root_arguments(resolved: ResolvedRecipe, run: BridgeRun) -> list[str]:
     words += ["--lines", data.examples or "questionAndAnswer"]
     words += ["--batch", str(batch), "--samples", str(batch * iterations)]
     words += _most_epochs(resolved)
-    if PACKED_FOLDER in run.overrides:
-        words += ["--seq-length", str(run.overrides["model.seq_length"])]
+    words += [SAMPLE_LENGTH, str(run.overrides["model.seq_length"])]
     if (folder := run.overrides.get("tokenizer.tokenizer_model")) is not None:
         words += ["--tokenizer-dir", str(folder)]
     if resolved.model.vocab_size is not None:

@@ -2,7 +2,7 @@
 
 from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.manifests.metadata import Manifest, digest
-from megatron_operator.manifests.sample_index import without_place
+from megatron_operator.manifests.sample_index import without_place, without_sample_length
 
 
 def data_digest(job: Manifest) -> str:
@@ -11,8 +11,7 @@ def data_digest(job: Manifest) -> str:
     What changes none is not part of it: image, queue, requests, and where the index of the samples is kept.
     """
     pod = job["spec"]["template"]["spec"]
-    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if v["name"] == "data"]
-    return digest([without_place(pod["containers"][0]["args"]), claims])
+    return _digest(pod, pod["containers"][0]["args"])
 
 
 def former_digests(job: Manifest) -> tuple[str, ...]:
@@ -20,4 +19,12 @@ def former_digests(job: Manifest) -> tuple[str, ...]:
     pod = job["spec"]["template"]["spec"]
     claims = [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
     annotations = job["metadata"].get("annotations") or {}
-    return str(annotations.get(ANNOTATION_HASH)), digest([pod["containers"][0]["args"], claims])
+    args = pod["containers"][0]["args"]
+    former = without_sample_length(args)
+    found = str(annotations.get(ANNOTATION_HASH)), digest([former, claims])
+    return found if former == args else (*found, _digest(pod, former))
+
+
+def _digest(pod: Manifest, arguments: list[str]) -> str:
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if v["name"] == "data"]
+    return digest([without_place(arguments), claims])

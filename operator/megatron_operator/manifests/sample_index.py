@@ -21,6 +21,9 @@ INDEX_FOLDER: Final = "--index-dir"
 """The option with the folder of the index, or of what is packed."""
 LINES_FOLDER: Final = "--lines-dir"
 """The option with the folder of where lines end."""
+SAMPLE_LENGTH: Final = "--seq-length"
+"""The option with the tokens of a sample, or of a packed sequence."""
+_PACKED_FOLDER: Final = "--packed-folder"
 _PACKING: Final = 512 << 20
 """Bytes: a Job holds the lengths and places of packed samples, and their tokens are in files."""
 
@@ -69,7 +72,7 @@ def packed_of(owner: Owner, storage: Storage, run: BridgeRun, workers: int = 1) 
         return None
     folder = _folder(owner, storage, workers)
     place = [] if folder is None else [INDEX_FOLDER, folder]
-    words = ("--packed-folder", str(own), "--seed", str(run.overrides[SAMPLE_SEED]), *place)
+    words = (_PACKED_FOLDER, str(own), "--seed", str(run.overrides[SAMPLE_SEED]), *place)
     return Built(folder, _PACKING, words)
 
 
@@ -91,6 +94,15 @@ def without_place(arguments: Sequence[str]) -> list[str]:
         elif word != INDEX:
             kept.append(word)
     return [*kept, *arguments[end:]]
+
+
+def without_sample_length(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a Job as earlier releases had them, which gave the length to one that packs alone."""
+    words = list(arguments)
+    if "--check-root" in words and _PACKED_FOLDER not in words and SAMPLE_LENGTH in words:
+        at = words.index(SAMPLE_LENGTH)
+        del words[at : at + 2]
+    return words
 
 
 def _folder(owner: Owner, storage: Storage, workers: int) -> str | None:

@@ -1,5 +1,6 @@
 """The Job that checks data which were prepared elsewhere."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from megatron_contract.bridge_run import PACKED_FOLDER, SAMPLE_SEED, BridgeRun
 from megatron_operator.api.platform import CpuJobs
 from megatron_operator.manifests import build
 from megatron_operator.manifests.cpu_job import placement
+from megatron_operator.manifests.data_digest import data_digest, former_digests
 from megatron_operator.planner import PlannedRun
 from megatron_trainer.data import check_command
 from megatron_trainer.data.check import parse_needs
@@ -182,6 +184,26 @@ def test_an_edit_of_what_is_packed_packs_again(run: Any) -> None:
 
     assert len({packed(), packed(seqLength=1024), packed(seed=8)}) == 3
     assert packed(weightDecay=0.05) == packed()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_samples_are_compared_with_the_length_of_the_run(run: Any, packing: bool) -> None:
+    def checked(length: int) -> Any:
+        def change(spec: Spec) -> None:
+            spec["data"] |= {"packing": packing}
+            spec["training"] = spec.get("training", {}) | {"seqLength": length}
+
+        return run("llama3.1-70b-lora", change).build()
+
+    short, long = checked(1024), checked(2048)
+    assert check_command._parse(container(short.check_job)["args"]).seq_length == 1024
+    assert short.prepare_hash != long.prepare_hash
+    earlier = copy.deepcopy(short.check_job)
+    words = container(earlier)["args"]
+    at = words.index("--seq-length")
+    del words[at : at + 2]
+    accepts = data_digest(earlier) in former_digests(short.check_job)
+    assert accepts == (not packing), "an earlier release gave the length to a Job that packs alone"
 
 
 def test_recipes_of_one_name_in_two_namespaces_have_an_index_each(run: Any) -> None:

@@ -3,7 +3,7 @@
     megatron-prepare --check-blend '["/data/web", "/data/code"]' --known-dir /data/prepared/checked \\
         --vocab-size 32000 --index -- --seq-length 4096 --train-iters 1000 --global-batch-size 256 ...
     megatron-prepare --check-root /data/answers --lines chat --tokenizer-dir /data/model --batch 16 \\
-        --samples 8000
+        --samples 8000 --seq-length 4096
 
 The former are datasets of Megatron (`data.blend`), with its flags of the run after `--`; the latter is a
 folder of samples to fine-tune on, or with `--lines latents` of a diffusion model (`data.datasetRoot`).
@@ -53,6 +53,7 @@ def run(argv: Sequence[str]) -> str:
             args.evaluates,
             args.vocab_size,
             args.lines_dir,
+            args.seq_length,
         )
         text = check_root(root, meter)
         return text if args.packed_folder is None else f"{text}; {_pack(args, meter)}"
@@ -97,7 +98,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
     text = "write there where the lines of --check-root end, for rank 0"
     parser.add_argument("--lines-dir", type=Path, help=text)
-    parser.add_argument("--seq-length", type=int, help="tokens of a packed sequence")
+    parser.add_argument("--seq-length", type=int, help="tokens of a sample, or of a packed sequence")
     add_index_dir(parser)
     add_packing(parser)
     add_bridge_run(parser)

@@ -5,6 +5,7 @@ Each line is read by Megatron-Bridge's own function, so what passes here the run
 
 import codecs
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,14 @@ _FIELD: Final = "data.datasetRoot"
 _MODEL: Final = "data.tokenizer.tokenizerModel"
 _TRAINING: Final = "training.jsonl"
 _VALIDATION: Final = "validation.jsonl"
-RENDERED: Final = 10_000
-"""Lines of a file that the chat template is tried on; all would take as long as an epoch of the loader."""
+TOKENIZED: Final = 10_000
+"""Lines of a file that are tokenized; all would take as long as an epoch of the loader."""
+
+_LOST: Final = {
+    "chat": "their end",
+    "questionAndAnswer": "the end of the question, and what then does not fit of the answer",
+}
+"""What is cut off a sample that is too long."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Root:
     vocab_size: int | None
     ends: Path | None = None
     """Folder for the ends of lines."""
+    seq_length: int | None = None
+    """Tokens of a sample, behind which it is cut; None for an unknown number."""
 
 
 def check_root(root: Root, meter: CheckMeter) -> str:
@@ -62,6 +71,10 @@ def check_root(root: Root, meter: CheckMeter) -> str:
     meter.begin(sum(path.stat().st_size for path in files))
     readers = [_reader(root, tokenizer) for _ in files]
     counts = [_check_lines(path, reader, meter) for path, reader in zip(files, readers, strict=True)]
+    if root.lines != "chat" and 0 < readers[0].tokenized == readers[0].cut:
+        problem = f"all of the first {readers[0].cut:,} lines of {files[0]} are longer than {_length(root)}"
+        fix = "set a larger training.seqLength, or shorten them"
+        raise _refuse(f"{problem}, and would lose {_LOST[root.lines]}; {fix}")
     for path, count in zip(files, counts, strict=True):
         if count < root.batch:
             problem = f"{path} has {count:,} samples, and an iteration takes {root.batch:,}"
@@ -74,11 +87,19 @@ def check_root(root: Root, meter: CheckMeter) -> str:
     evaluated = f", {counts[1]:,} for validation" if root.evaluates else ""
     text = f"{root.path} is checked: {counts[0]:,} samples for training{evaluated}"
     text += f"; those for training are read {times}"
-    if root.lines != "chat" or tokenizer is None:
-        return text
-    text += f"; the chat template takes the first {max(each.rendered for each in readers):,} lines of a file"
-    unanswered = sum(each.unanswered for each in readers)
-    return f"{text}, and the loss counts no token of {unanswered:,} of them" if unanswered else text
+    tokenized = max(each.tokenized for each in readers)
+    if root.lines == "chat" and tokenizer is not None:
+        text += f"; the chat template takes the first {tokenized:,} lines of a file"
+        if unanswered := sum(each.unanswered for each in readers):
+            text += f", and the loss counts no token of {unanswered:,} of them"
+    if cut := sum(each.cut for each in readers):
+        text += f"; warning: of the first {tokenized:,} lines of each file, {cut:,} are longer than"
+        text += f" {_length(root)} and lose {_LOST[root.lines]}"
+    return text
+
+
+def _length(root: Root) -> str:
+    return f"training.seqLength {root.seq_length:,}"
 
 
 def _check_epochs(root: Root, count: int) -> str:
@@ -129,34 +150,50 @@ def _file(root: Root, name: str) -> Path:
 
 
 class _Reader:
-    """Reads the samples of a file as Bridge does. `tokenizer`: None for one that is not checked."""
+    """Reads the samples of a file as Bridge does. `tokenizer`: None for lines that are not tokenized."""
 
-    def __init__(self, form: Any, tokenizer: Any) -> None:
+    def __init__(self, form: Any, tokenizer: Any, seq_length: int | None, *, chats: bool) -> None:
         self._form = form
         self._tokenizer = tokenizer
-        self.rendered = 0
+        self._seq_length = seq_length
+        self._count = self._tokens_of_chat if chats else self._tokens_of_answer
+        self.tokenized = 0
         self.unanswered = 0
-        """Of those that are rendered, the chats that a run reads, and of which the loss counts no token."""
+        """Of those that are tokenized, the chats that a run reads, and of which the loss counts no token."""
+        self.cut = 0
+        """Of those that are tokenized, the samples with more tokens than a run reads."""
 
     def read(self, record: dict[str, Any]) -> None:
         """Raise ValueError for a sample that Bridge does not read."""
         from megatron.bridge.data.sft_processing import normalize_sft_example
 
+        normalize_sft_example(record, self._form)
+        if self._tokenizer is None or self.tokenized == TOKENIZED:
+            return
+        self.tokenized += 1
+        if self._count(record) > (self._seq_length or math.inf):
+            self.cut += 1
+
+    def _tokens_of_chat(self, record: dict[str, Any]) -> int:
+        """Return the tokens of a chat, 0 for one of which the loss counts none."""
         from megatron_trainer.bridge.chat_tokens import AnswerError, NothingToLearnError, tokenize
 
-        normalize_sft_example(record, self._form)
-        if self._tokenizer is None or self.rendered == RENDERED:
-            return
-        self.rendered += 1
         try:
-            tokenize(record, self._tokenizer)
+            return len(tokenize(record, self._tokenizer)[0])
         except NothingToLearnError as error:
             # All of a file without answers would train nothing.
-            if self.rendered == 1:
+            if self.tokenized == 1:
                 raise ValueError(str(error)) from error
             self.unanswered += 1
+            return 0
         except AnswerError as error:
             raise ValueError(str(error)) from error
+
+    def _tokens_of_answer(self, record: dict[str, Any]) -> int:
+        """Return the tokens of a question with its answer."""
+        from megatron.bridge.data.sft_processing import tokenize_prompt_completion_example
+
+        return len(tokenize_prompt_completion_example(record, self._tokenizer, self._form).input_ids)
 
 
 def _reader(root: Root, tokenizer: Any) -> _Reader:
@@ -166,7 +203,10 @@ def _reader(root: Root, tokenizer: Any) -> _Reader:
     from megatron_trainer.bridge.configuration import preprocessing
 
     chats = root.lines == "chat"
-    return _Reader(preprocessing(chats=chats), tokenizer if chats else None)
+    # A run may take another token for a missing one for the end.
+    if not chats and (root.seq_length is None or getattr(tokenizer, "eos_token_id", None) is None):
+        tokenizer = None
+    return _Reader(preprocessing(chats=chats), tokenizer, root.seq_length, chats=chats)
 
 
 def _check_lines(path: Path, reader: _Reader, meter: CheckMeter) -> int:
