@@ -255,6 +255,7 @@ def test_the_loss_sees_arguments_of_tool_calls_that_are_encoded_once(tmp_path: P
         "{{ m['content'] }}<", "{{ m['tool_calls'][0]['function']['arguments'] | tojson }}<"
     )
     chat = json.loads(json.dumps(CALL).replace('"arguments": {}', json.dumps({"arguments": '{"x":1}'})[1:-1]))
+    chat["messages"][1]["content"] = None
     (tmp_path / "raw.jsonl").write_text(lines([chat]))
     folder = write_tokenizer(tmp_path / "tokenizer", template)
     chats_command.run(words(tmp_path, f"{tmp_path}/raw.jsonl", tokenizer=folder))
