@@ -206,6 +206,16 @@ def test_later_chats_of_which_the_loss_counts_nothing_are_counted(folder: Path) 
     assert text.endswith("the first 7 lines of a file, and the loss counts no token of 2 of them")
 
 
+@pytest.mark.parametrize("form", [openai, sharegpt])
+def test_an_answer_that_is_not_to_be_learned_is_named(folder: Path, form: Any) -> None:
+    chat = form("who are you?", "a bot")
+    next(iter(chat.values()))[1]["weight"] = 0
+    (folder / "training.jsonl").write_text(lines([*[CHAT] * 6, chat]))
+    text = refused(folder, lines="chat")
+    assert "training.jsonl:7: a message of " in text
+    assert 'has "weight": 0, and the loss counts every answer as a whole; remove "weight", or' in text
+
+
 def test_a_chat_without_an_answer_is_refused(folder: Path) -> None:
     (folder / "training.jsonl").write_text(lines([openai("who are you?")] * 10))
     text = refused(folder, lines="chat", template=GENERATION)

@@ -63,10 +63,21 @@ def system_of(record: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
     return system
 
 
+def require_whole_weight(turn: Mapping[str, Any]) -> None:
+    """Raise ConversationError for an answer that is not to be learned, or less than others (`weight`)."""
+    speaker, weight = turn.get("role", turn.get("from")), turn.get("weight")
+    if ROLES.get(str(speaker)) == "assistant" and weight not in (None, 1):
+        raise ConversationError(
+            f'a message of {speaker} has "weight": {weight}, and the loss counts every answer as a whole; '
+            'remove "weight", or the message'
+        )
+
+
 def _checked(message: Any) -> dict[str, Any]:
     """A message of OpenAI's form. A template would leave out silently what is missing or of another kind."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConversationError('a message has no "role"')
+    require_whole_weight(message)
     content = message.get("content")
     if isinstance(content, list):
         kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
@@ -84,6 +95,7 @@ def _message(turn: Any) -> dict[str, Any]:
     speaker = turn.get("from") if isinstance(turn, dict) else None
     if not isinstance(speaker, str) or speaker not in ROLES or not isinstance(turn.get("value"), str):
         raise ConversationError(f'a turn is "from" {speaker!r} or has no "value"; use {", ".join(ROLES)}')
+    require_whole_weight(turn)
     return {"role": ROLES[speaker], "content": turn["value"]}
 
 

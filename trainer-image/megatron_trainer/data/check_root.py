@@ -15,6 +15,7 @@ from megatron_contract.environment import DATA_DIR
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data import check
+from megatron_trainer.data.chat import ConversationError, require_whole_weight
 from megatron_trainer.data.check_meter import CheckMeter
 from megatron_trainer.data.line_ends import write_line_ends
 from megatron_trainer.data.log import log
@@ -25,6 +26,8 @@ _FIELD: Final = "data.datasetRoot"
 _MODEL: Final = "data.tokenizer.tokenizerModel"
 _TRAINING: Final = "training.jsonl"
 _VALIDATION: Final = "validation.jsonl"
+_TURNS: Final = ("messages", "conversation", "conversations")
+"""Keys of a chat in the order in which Bridge takes one."""
 TOKENIZED: Final = 10_000
 """Lines of a file that are tokenized; all would take as long as an epoch of the loader."""
 
@@ -156,6 +159,7 @@ class _Reader:
         self._form = form
         self._tokenizer = tokenizer
         self._seq_length = seq_length
+        self._chats = chats
         self._count = self._tokens_of_chat if chats else self._tokens_of_answer
         self.tokenized = 0
         self.unanswered = 0
@@ -168,6 +172,8 @@ class _Reader:
         from megatron.bridge.data.sft_processing import normalize_sft_example
 
         normalize_sft_example(record, self._form)
+        if self._chats:
+            _require_whole_weights(record)
         if self._tokenizer is None or self.tokenized == TOKENIZED:
             return
         self.tokenized += 1
@@ -194,6 +200,16 @@ class _Reader:
         from megatron.bridge.data.sft_processing import tokenize_prompt_completion_example
 
         return len(tokenize_prompt_completion_example(record, self._tokenizer, self._form).input_ids)
+
+
+def _require_whole_weights(record: dict[str, Any]) -> None:
+    """Raise ValueError for a chat with an answer that is not to be learned, which Bridge would count."""
+    turns = next((record[key] for key in _TURNS if record.get(key) is not None), ())
+    try:
+        for turn in turns:
+            require_whole_weight(turn)
+    except ConversationError as error:
+        raise ValueError(str(error)) from error
 
 
 def _reader(root: Root, tokenizer: Any) -> _Reader:

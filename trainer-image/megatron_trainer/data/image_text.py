@@ -13,7 +13,7 @@ from tarfile import TarFile, TarInfo
 from typing import Any, Final
 
 from megatron_trainer.bridge.tar_files import files_of
-from megatron_trainer.data.chat import ROLES, ConversationError, system_of
+from megatron_trainer.data.chat import ROLES, ConversationError, require_whole_weight, system_of
 from megatron_trainer.data.media import IMAGES, Medium
 
 RECORD: Final = "json"
@@ -112,6 +112,7 @@ def _message(turn: Any, media: Sequence[Medium]) -> dict[str, Any]:
         raise ConversationError(f"the message of {speaker} has tool_calls, {_NO_TOOLS}")
     if speaker not in ROLES:
         raise ConversationError(f"a message is of {speaker!r}; use {', '.join(ROLES)}")
+    require_whole_weight(turn)
     if isinstance(content, str):
         parts = list(_split(content, media))
     elif isinstance(content, list) and content:

@@ -12,6 +12,14 @@ from tests.unit.trainer.data.corpus import decoded, prepare, refusal, source, wi
 CHATS: dict[str, tuple[Any, str]] = {
     "no text": ({"messages": [{"role": "user"}]}, 'the message of user has no text as its "content"'),
     "null": ({"messages": [{"role": "user", "content": None}]}, "has no text as its"),
+    "an answer not to be learned": (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": 0}]},
+        'a message of assistant has "weight": 0, and the loss counts every answer as a whole; remove',
+    ),
+    "an answer of ShareGPT not to be learned": (
+        {"conversations": [{"from": "gpt", "value": "y", "weight": 0.5}]},
+        'a message of gpt has "weight": 0.5',
+    ),
     "picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'only "text" is read'),
     "speaker": ({"conversations": [{"from": ["human"], "value": "x"}]}, "use human, gpt"),
     "system": ({"conversations": [{"from": "human", "value": "x"}], "system": 1}, '"system" is of type int'),
@@ -67,6 +75,15 @@ def test_a_conversation_with_an_empty_list_of_tools_has_none(tmp_path: Path, tok
     found = source(tmp_path, {"path": f"{tmp_path}/c.jsonl", "format": "chat"})
     prepare(tmp_path, folder, found)
     assert decoded(found.output, folder) == ["<user>hi\n"] * 3
+
+
+def test_weights_that_change_nothing_are_taken() -> None:
+    messages = [
+        {"role": "user", "content": "x", "weight": 0},
+        {"role": "assistant", "content": "y", "weight": 1},
+        {"role": "assistant", "content": "z", "weight": None},
+    ]
+    assert to_messages({"messages": messages}) == messages
 
 
 def test_a_bad_conversation_is_named_with_its_line(tmp_path: Path, tokenizer_dir: Path) -> None:

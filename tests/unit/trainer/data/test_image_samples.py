@@ -154,6 +154,10 @@ def test_the_message_of_the_system_may_be_beside_the_others(record: dict[str, An
             {"messages": [{"role": "assistant", "content": "<image>", "tool_calls": [{}]}]},
             "the message of assistant has tool_calls, which samples",
         ),
+        (
+            {"messages": [{"role": "assistant", "content": "<image>", "weight": 0}]},
+            'a message of assistant has "weight": 0',
+        ),
     ],
 )
 def test_a_record_that_is_no_conversation_about_its_images_is_refused(record: Any, problem: str) -> None:
