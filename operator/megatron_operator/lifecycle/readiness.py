@@ -18,6 +18,7 @@ NEEDS_A_USER: Final = frozenset(
         Reason.VOLUME_CLAIM_MISSING,
         Reason.VOLUME_CLAIM_REFUSED,
         Reason.VOLUME_CLAIM_OF_ONE_NODE,
+        Reason.WORKLOAD_PRIORITY_CLASS_MISSING,
         Reason.NAME_TAKEN,
         Reason.PYTORCHJOB_MISSING,
         Reason.JOBSET_MISSING,

@@ -50,6 +50,11 @@ def kstatus(status: StatusBuilder) -> str:
         (Phase.TRAINING, [RUNNING, (Condition.INTERNAL_ERROR, True, Reason.INTERNAL_ERROR)], "Failed"),
         (Phase.PENDING, [PLANNED, (Condition.RUNNING, False, Reason.NAME_TAKEN)], "Failed"),
         (Phase.PENDING, [PLANNED, (Condition.RUNNING, False, Reason.VOLUME_CLAIM_MISSING)], "Failed"),
+        (
+            Phase.PENDING,
+            [PLANNED, (Condition.RUNNING, False, Reason.WORKLOAD_PRIORITY_CLASS_MISSING)],
+            "Failed",
+        ),
         (Phase.STARTING, [PLANNED, (Condition.RUNNING, False, Reason.IMAGE_PULL_FAILED)], "Failed"),
         (Phase.PREPARING, [PLANNED, (Condition.PREPARED, False, Reason.PREPARING)], "InProgress"),
         (Phase.PREPARING, [PLANNED, (Condition.PREPARED, False, Reason.IMAGE_PULL_FAILED)], "Failed"),
