@@ -135,12 +135,16 @@ def test_the_archive_is_on_a_claim_that_one_pod_at_a_time_writes_and_that_outliv
 def test_the_archive_is_off_by_default_and_on_the_default_storage_class_when_enabled(render: Any) -> None:
     objects = render(ENABLED)
     assert of_page(objects, "PersistentVolumeClaim") == []
-    [deployment] = of_page(objects, "Deployment")
-    assert "strategy" not in deployment["spec"]
     [claim] = of_page(
         render({"ui": {"enabled": True, "archive": {"enabled": True}}}), "PersistentVolumeClaim"
     )
     assert "storageClassName" not in claim["spec"]
+
+
+def test_the_archive_can_be_enabled_later_by_a_server_side_apply(render: Any) -> None:
+    """Without a strategy the API server fills in rollingUpdate, with which it refuses any other."""
+    [deployment] = of_page(render(ENABLED), "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
 
 
 @pytest.mark.parametrize("size", ["1Mi", "63Mi", "67M", "0Gi", "0.01Gi", "064Mi", "000Mi"])
