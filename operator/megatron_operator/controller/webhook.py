@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError
+from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError, described
+from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.plan_worker import PlanWorker
 from megatron_operator.controller.settings import Settings
@@ -35,6 +36,8 @@ MARGIN: Final = 1.0
 """Seconds before the end of its patience at which a review is answered, planned or not."""
 UNPROCESSABLE: Final = 422
 """HTTP status code of a refused object, as of one that the API server's schema refuses."""
+RESULT_LATER: Final = "the condition Planned will have the result"
+"""End of a warning that a recipe was not planned."""
 
 
 def review_seconds(query: Mapping[str, str]) -> float:
@@ -111,21 +114,28 @@ class Webhook:
     async def _verdict(self, request: Mapping[str, Any], limit: float) -> Verdict:
         if not self._settings.serves(request["namespace"]):
             return Verdict()
+        # Before the configuration is read: a run can be stopped also while it cannot be.
+        if leaves_plan_unchanged(request):
+            return Verdict()
+        try:
+            async with asyncio.timeout(limit):
+                return await self._review(request)
+        except TimeoutError:
+            return Verdict(warnings=(f"not planned in time; {RESULT_LATER}",))
+
+    async def _review(self, request: Mapping[str, Any]) -> Verdict:
+        """The verdict of the planner; only a warning where the platform is not known."""
         try:
             config = await self._config.read()
         except InvalidRecipeError as error:
             # Not the user's fault: the recipe waits until the platform file is fixed.
             return Verdict(warnings=tuple(map(str, error.errors)))
-        if leaves_plan_unchanged(request):
-            return Verdict()
-        namespace = request["namespace"]
+        except EXPECTED_ERRORS as error:
+            return Verdict(warnings=(f"not planned: {described(error)}; {RESULT_LATER}",))
         try:
-            async with asyncio.timeout(limit):
-                verdict: Verdict = await self._worker.call(
-                    review, request, config=config, namespace=namespace
-                )
+            verdict: Verdict = await self._worker.call(
+                review, request, config=config, namespace=request["namespace"]
+            )
         except PlanningLimitError as error:
             return Verdict(tuple(error.errors))
-        except TimeoutError:
-            return Verdict(warnings=("not planned in time; the condition Planned will have the result",))
         return verdict

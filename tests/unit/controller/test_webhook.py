@@ -1,11 +1,15 @@
 """The webhook's verdicts: the planner's messages, and what is always allowed."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.webhook import admission_review, review_seconds
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.plan_worker import PlanWorker
+from megatron_operator.controller.settings import Settings
+from megatron_operator.controller.webhook import Webhook, admission_review, review_seconds
 from megatron_operator.lifecycle.desired import Config, desired_state
 from megatron_operator.lifecycle.review import Verdict, review
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -118,3 +122,53 @@ def test_a_review_is_answered_before_the_api_server_stops_waiting(
     query: dict[str, str], seconds: float
 ) -> None:
     assert review_seconds(query) == seconds
+
+
+LIMIT = 0.2
+"""Seconds for a review."""
+
+
+class SourceThatFails:
+    """Stands in for a ConfigSource whose ConfigMaps cannot be read."""
+
+    async def read(self) -> Config:
+        raise ApiError(500, "InternalError", "etcdserver: request timed out")
+
+
+class SourceThatHangs:
+    """Stands in for a ConfigSource whose read is not answered."""
+
+    async def read(self) -> Config:
+        await asyncio.sleep(60)
+        raise AssertionError("the review did not end before")
+
+
+Source = type[SourceThatFails] | type[SourceThatHangs]
+
+
+async def verdict(source: Source, admission: dict[str, Any]) -> Verdict:
+    config: Any = source()
+    webhook = Webhook(config, PlanWorker(), Settings())
+    async with asyncio.timeout(5 * LIMIT):
+        return await webhook._verdict(admission, LIMIT)
+
+
+@pytest.mark.parametrize("source", [SourceThatFails, SourceThatHangs])
+async def test_a_run_can_be_suspended_and_labelled_while_the_platform_cannot_be_read(source: Source) -> None:
+    assert await verdict(source, request(SPEC | {"suspend": True}, before=SPEC)) == Verdict()
+    assert await verdict(source, request(SPEC, before=SPEC)) == Verdict()
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (SourceThatFails, "not planned: 500 InternalError: etcdserver: request timed out"),
+        (SourceThatHangs, "not planned in time"),
+    ],
+)
+async def test_a_recipe_is_accepted_with_a_warning_while_the_platform_cannot_be_read(
+    source: Source, why: str
+) -> None:
+    warning = f"{why}; the condition Planned will have the result"
+    assert await verdict(source, request(SPEC)) == Verdict(warnings=(warning,))
+    assert await verdict(source, request(WRONG, before=SPEC)) == Verdict(warnings=(warning,))
