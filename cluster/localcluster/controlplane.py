@@ -214,7 +214,8 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-cluster-ip-range={SERVICE_RANGE}",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
+            # OwnerReferencesPermissionEnforcement is a default of OpenShift: roles must suffice with it.
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             "--allow-privileged=true",
             # Call webhooks at their pods' addresses: the host has routes to pods, but no kube-proxy.
             "--enable-aggregator-routing=true",

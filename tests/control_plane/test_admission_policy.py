@@ -94,6 +94,28 @@ def test_the_operator_deletes_only_objects_of_recipes(
     assert api.find("Job", namespace, "foreign") is not None
 
 
+def test_the_operator_deletes_no_claim(api: Api, operator_account: Api, namespace: str) -> None:
+    kind, name = "PersistentVolumeClaim", "checkpoints"
+    claim = {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace, "labels": {LABEL_RECIPE: "run"}},
+        "spec": {
+            "storageClassName": "no-such-class",
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    operator_account.create(claim)
+    wait_until(
+        "the policy",
+        lambda: _is_refused(lambda: operator_account.delete(kind, namespace, name, dryRun=["All"])),
+    )
+    refused(lambda: operator_account.delete(kind, namespace, name), "may delete no claims")
+    assert "deletionTimestamp" not in api.get(kind, namespace, name)["metadata"]
+    api.delete(kind, namespace, name)
+
+
 def test_the_operator_creates_no_pod_with_a_service_account_token(
     operator_account: Api, namespace: str
 ) -> None:

@@ -159,9 +159,11 @@ is not PyTorchJob. The choice is kept, as runs keep their kind: what is installe
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, delete]
+# Deletes none, which the admission policy refuses: API servers that enforce permissions on owner references require
+# delete to change them, as an edit of checkpoint.retainOnDelete does.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [get, create, patch]
+  verbs: [get, create, patch, delete]
 # The token of a gang; not to read any.
 - apiGroups: [""]
   resources: [secrets]

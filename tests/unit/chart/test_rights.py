@@ -166,6 +166,18 @@ def test_the_tests_that_the_page_names_exist() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["research"]}])
+def test_owners_of_claims_may_be_changed_where_that_needs_delete_and_no_claim_be_deleted(
+    render: Any, values: dict[str, Any]
+) -> None:
+    """OwnerReferencesPermissionEnforcement asks the roles, not the admission policy."""
+    objects = render(values)
+    assert granted(objects)["persistentvolumeclaims"] == {"get", "create", "patch", "delete"}
+    assert "request.resource.resource != 'persistentvolumeclaims' || request.operation != 'DELETE'" in (
+        validations(objects)
+    )
+
+
 def test_checks_of_nodes_need_no_other_right_and_one_namespace_alone(render: Any) -> None:
     checks = {"platform": {"badNodes": {"cordon": True, "uncordonByCheck": True}}}
     assert granted(render(checks)) == granted(render(CORDON))

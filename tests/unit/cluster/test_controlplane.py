@@ -68,6 +68,13 @@ def test_an_unknown_component_lists_the_known_ones(plane: ControlPlane) -> None:
         plane.argv("kubelet")
 
 
+def test_permissions_on_owner_references_are_enforced_as_on_openshift(plane: ControlPlane) -> None:
+    [plugins] = [
+        each for each in plane.argv("kube-apiserver") if str(each).startswith("--enable-admission-plugins=")
+    ]
+    assert "OwnerReferencesPermissionEnforcement" in str(plugins)
+
+
 def test_requests_are_logged_only_where_a_policy_exists(plane: ControlPlane) -> None:
     assert "audit" not in " ".join(map(str, plane.argv("kube-apiserver")))
     plane.paths.audit_policy.write_text("{}")
