@@ -318,10 +318,10 @@ class Reason(StrEnum):
         "NodeNotCordoned",
         "Event",
         "`platform.badNodes.cordon` is set, but the operator may not cordon the node that the run avoids: it "
-        "has no rights on nodes (a release with `watchNamespaces`), or a cap (`maxShare`, `maxPerHour`) is "
-        "reached.",
-        "Inspect the nodes; cordon this one yourself, or raise the cap. With `watchNamespaces` set "
-        "`badNodes.cordon` to false.",
+        "has no rights on nodes (the option was set without `helm upgrade`, or the release has "
+        "`watchNamespaces`), or a cap (`maxShare`, `maxPerHour`) is reached.",
+        "Inspect the nodes; cordon this one yourself, run `helm upgrade` with the option, or raise the cap. "
+        "With `watchNamespaces` set `badNodes.cordon` to false.",
     )
     NODE_NOT_AVOIDED = (
         "NodeNotAvoided",

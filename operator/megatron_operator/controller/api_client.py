@@ -1,6 +1,7 @@
 """The client of the API server: objects as JSON, one error type, server-side apply."""
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -73,6 +74,11 @@ class ApiError(OperatorError):
     def webhook_failed(self) -> bool:
         """Whether an admission webhook does not respond, as while no pod of its controller runs."""
         return self.status == 500 and "failed calling webhook" in self.message
+
+
+def lacks_right(error: ApiError) -> bool:
+    """Whether no role of the account allows the request; false where admission refuses it."""
+    return error.status == 403 and re.search(r'cannot \w+ resource "', error.message) is not None
 
 
 class WatchError(ApiError):
@@ -290,13 +296,16 @@ class ApiClient:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
-    async def merge_node(self, node: Object, changes: Object) -> None:
-        """JSON merge patch of exactly this version of a node; a conflict when it has changed."""
+    async def merge_node(self, node: Object, changes: Object) -> Object:
+        """JSON merge patch of exactly this version of a node; a conflict when it has changed.
+
+        Returns the patched node.
+        """
         metadata = node["metadata"]
         version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         body = changes | {"metadata": changes.get("metadata", {}) | version}
         path, query = f"{NODES.cluster_path()}/{metadata['name']}", {"fieldManager": FIELD_MANAGER}
-        await self._request("PATCH", path, query, body, "application/merge-patch+json")
+        return await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
     async def delete(
         self,

@@ -8,7 +8,7 @@ from typing import Final
 
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError, lacks_right
 from megatron_operator.controller.api_resources import (
     CLAIMS,
     COMPUTE_DOMAINS,
@@ -61,6 +61,9 @@ MISSING: Final = {
 """Kind of training job -> reason while the cluster does not know it."""
 NOT_CREATED: Final = Requeue(LATER, "the job cannot be created")
 JOB_EXISTS: Final = Requeue(SOON, "a job of this name has appeared")
+NO_POLICY_RIGHTS: Final = (
+    "run helm upgrade with platform.networkPolicies.enabled: true, which gives the operator this right"
+)
 TOKEN_BYTES: Final = 32
 """Random bytes of the token of a run."""
 
@@ -128,12 +131,19 @@ async def ensure_network_policy(
     api: ApiClient, status: StatusBuilder, policy: Object | None
 ) -> Obstacle | None:
     """Create the run's NetworkPolicy where the platform wants one, or change it to what it should be."""
-    if policy is None or (existing := await create_or_get(api, NETWORK_POLICIES, policy)) is None:
+    if policy is None:
         return None
-    if (obstacle := policy_obstacle(status, existing)) is not None:
-        return obstacle
-    if (changes := policy_changes(existing, policy)) is not None:
-        await api.merge(NETWORK_POLICIES, existing, changes)
+    try:
+        if (existing := await create_or_get(api, NETWORK_POLICIES, policy)) is None:
+            return None
+        if (obstacle := policy_obstacle(status, existing)) is not None:
+            return obstacle
+        if (changes := policy_changes(existing, policy)) is not None:
+            await api.merge(NETWORK_POLICIES, existing, changes)
+    except ApiError as error:
+        if not lacks_right(error):
+            raise
+        return Obstacle(Reason.JOB_REFUSED, f"{error.message}; {NO_POLICY_RIGHTS}", LATER)
     return None
 
 

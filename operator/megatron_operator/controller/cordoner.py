@@ -8,7 +8,7 @@ from megatron_operator.api.errors import described
 from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_client import ApiClient, ApiError, lacks_right
 from megatron_operator.controller.api_resources import NODES
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.metrics import DECISIONS
@@ -25,9 +25,12 @@ from megatron_operator.lifecycle.cordoning import (
 from megatron_operator.lifecycle.maintenance import moving_rules
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
-WITHOUT_RIGHTS: Final = (
+NEVER_WITH_RIGHTS: Final = (
     "set platform.badNodes.cordon to false, or use a release without watchNamespaces, which has rights on "
     "nodes"
+)
+WITHOUT_RIGHTS: Final = (
+    "run helm upgrade with platform.badNodes.cordon: true, which gives the operator rights on nodes"
 )
 
 log = logging.getLogger(__name__)
@@ -39,8 +42,10 @@ INTERVAL: Final = 60.0
 class Cordoner:
     """Marks nodes as unschedulable and back."""
 
-    def __init__(self, api: ApiClient, config: ConfigSource) -> None:
+    def __init__(self, api: ApiClient, config: ConfigSource, *, namespaced: bool = False) -> None:
+        """`namespaced`: whether the release has `watchNamespaces`, and so never rights on nodes."""
         self._api = api
+        self._advice = NEVER_WITH_RIGHTS if namespaced else WITHOUT_RIGHTS
         self._config = config
         self._lock = asyncio.Lock()
 
@@ -70,10 +75,10 @@ class Cordoner:
                     if not error.not_found and not error.refused:
                         raise
                     log.warning("%s: node %s not cordoned: %s", status.key, node, error)
-                    if error.webhook_failed:
-                        _add_not_cordoned(status, node, error.message)
+                    if lacks_right(error):
+                        _add_not_cordoned(status, node, f"{error.message}; {self._advice}")
                     elif error.refused:
-                        _add_not_cordoned(status, node, f"{error.message}; {WITHOUT_RIGHTS}")
+                        _add_not_cordoned(status, node, error.message)
 
     async def _cordon(self, status: StatusBuilder, name: str, rules: BadNodes, pool: int) -> None:
         found = await self._api.find(NODES, None, fields=f"metadata.name={name}")

@@ -91,7 +91,7 @@ class Operator:
         capacity = CapacityFinder(
             self.api, self._planning, watch, self.caches, devices, allowed=settings.node_discovery
         )
-        cordoner = Cordoner(self.api, self.config)
+        cordoner = Cordoner(self.api, self.config, namespaced=bool(settings.watch_namespaces))
         checker = NodeChecker(self.api, self.config, settings.namespace)
         policies = PolicyReconciler(self.api, self.config, settings.watch_namespaces)
         self._traces = TraceSender.from_environment()

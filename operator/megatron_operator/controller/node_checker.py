@@ -5,9 +5,9 @@ import logging
 from typing import Final
 
 from megatron_operator.api.errors import described
-from megatron_operator.api.labels import LABEL_CORDONED_AT, LABEL_NODE_CHECK
+from megatron_operator.api.labels import LABEL_CORDONED_AT, LABEL_NODE_CHECK, LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.api_client import ApiClient
+from megatron_operator.controller.api_client import ApiClient, ApiError
 from megatron_operator.controller.api_resources import BATCH_JOBS, NODES, PODS
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.lifecycle.node_checks import (
@@ -29,6 +29,10 @@ INTERVAL: Final = 15.0
 """Seconds between two steps."""
 AT_ONCE: Final = 4
 """Most checks that run at the same time."""
+NOT_ADMITTED: Final = (
+    "the chart's admission policy admits its Job only after helm upgrade with "
+    "platform.badNodes.uncordonByCheck: true"
+)
 
 
 class NodeChecker:
@@ -68,8 +72,17 @@ class NodeChecker:
             log.warning("node %s cannot be checked: %s", name, why)
             return
         # Before the Job, so that an operator that dies in between checks the node in an hour, not at once.
-        await self._api.merge_node(node, started_patch(now, "started"))
-        await self._api.create(BATCH_JOBS, job)
+        node = await self._api.merge_node(node, started_patch(now, "started"))
+        try:
+            await self._api.create(BATCH_JOBS, job)
+        except ApiError as error:
+            if not error.refused:
+                raise
+            # The chart's policy names the label that Jobs of checks do not have.
+            why = NOT_ADMITTED if LABEL_RECIPE in error.message else error.message
+            await self._api.merge_node(node, started_patch(now, f"not checked: {why}"))
+            log.warning("node %s cannot be checked: %s", name, error)
+            return
         log.info("node %s is being checked by Job %s", name, job["metadata"]["name"])
 
     async def _conclude(self, job: Object, node: Object | None, now: float) -> None:

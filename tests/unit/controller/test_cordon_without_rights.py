@@ -13,7 +13,7 @@ from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 
 class WithoutRights:
-    """Stands in for the API client of a release with watchNamespaces."""
+    """Stands in for the API client of a release without rights on nodes."""
 
     def __init__(self, error: ApiError) -> None:
         self.error = error
@@ -27,11 +27,11 @@ class WithoutRights:
         return {"metadata": {"resourceVersion": "1"}, "data": {"platform.yaml": "badNodes: {cordon: true}"}}
 
 
-async def cordon(error: ApiError, *, requested: bool = True) -> list[Any]:
+async def cordon(error: ApiError, *, requested: bool = True, namespaced: bool = False) -> list[Any]:
     api: Any = WithoutRights(error)
     body = {"metadata": {"name": "run", "namespace": "default", "uid": "u", "generation": 1}}
     status = StatusBuilder.of(body, 0.0)
-    await Cordoner(api, ConfigSource(api, Settings())).cordon(
+    await Cordoner(api, ConfigSource(api, Settings()), namespaced=namespaced).cordon(
         status, ("n1",), BadNodes(cordon=requested), pool=2
     )
     return status.events
@@ -40,14 +40,35 @@ async def cordon(error: ApiError, *, requested: bool = True) -> list[Any]:
 FORBIDDEN = ApiError(403, "Forbidden", 'nodes is forbidden: cannot list resource "nodes"')
 
 
-async def test_a_node_that_may_not_be_cordoned_is_an_event_of_the_recipe() -> None:
-    [event] = await cordon(FORBIDDEN)
+@pytest.mark.parametrize(
+    ("namespaced", "advice"),
+    [
+        (
+            True,
+            "set platform.badNodes.cordon to false, or use a release without watchNamespaces, which has "
+            "rights on nodes",
+        ),
+        (
+            False,
+            "run helm upgrade with platform.badNodes.cordon: true, which gives the operator rights on nodes",
+        ),
+    ],
+)
+async def test_a_node_that_may_not_be_cordoned_is_an_event_of_the_recipe(
+    namespaced: bool, advice: str
+) -> None:
+    [event] = await cordon(FORBIDDEN, namespaced=namespaced)
     assert (event.reason, event.warning) == ("NodeNotCordoned", True)
     assert event.message == (
         "this run avoids node n1, but it is not cordoned: nodes is forbidden: cannot list resource "
-        '"nodes"; set platform.badNodes.cordon to false, or use a release without watchNamespaces, which has '
-        "rights on nodes"
+        f'"nodes"; {advice}'
     )
+
+
+async def test_a_policy_that_refuses_to_cordon_is_no_lack_of_rights() -> None:
+    denied = "nodes \"n1\" is forbidden: ValidatingAdmissionPolicy 'nodes' denied request: protected"
+    [event] = await cordon(ApiError(403, "Forbidden", denied))
+    assert event.message.endswith("protected")
 
 
 async def test_a_node_that_is_gone_is_no_event() -> None:

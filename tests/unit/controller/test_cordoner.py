@@ -45,10 +45,11 @@ class NodesInMemory:
             and (fields is None or node["metadata"]["name"] == name)
         ]
 
-    async def merge_node(self, node: Any, changes: Any) -> None:
+    async def merge_node(self, node: Any, changes: Any) -> Any:
         for part in ("labels", "annotations"):
             _merge(node["metadata"][part], changes["metadata"][part])
         _merge(node["spec"], changes.get("spec", {}))
+        return node
 
     def cordoned(self) -> list[str]:
         return [name for name, node in self.nodes.items() if node["spec"].get("unschedulable")]

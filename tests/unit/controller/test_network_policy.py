@@ -95,6 +95,40 @@ def test_no_job_of_a_run_is_created_while_its_policy_cannot_be(
     assert run.condition("Imported")["reason"] == "Importing"
 
 
+@pytest.mark.parametrize("spec", [{}, converting.SPEC])
+def test_a_run_whose_policy_the_operator_has_no_rights_for_names_what_to_do(
+    run: Run, spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option was set in the ConfigMap, and rights come with the chart."""
+    create, get = run.api.create, run.api.get
+
+    def check(resource: Resource, verb: str) -> None:
+        if resource is NETWORK_POLICIES:
+            message = f'networkpolicies is forbidden: User "me" cannot {verb} resource "networkpolicies"'
+            raise ApiError(403, "Forbidden", message)
+
+    async def refuse_create(resource: Resource, body: Any) -> Any:
+        check(resource, "create")
+        return await create(resource, body)
+
+    async def refuse_get(resource: Resource, *args: Any) -> Any:
+        check(resource, "get")
+        return await get(resource, *args)
+
+    run.edit(**spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.api, "create", refuse_create)
+        patch.setattr(run.api, "get", refuse_get)
+        run.until(lambda: run.condition("Running").get("reason") == "JobRefused")
+        assert run.condition("Running")["message"].endswith(
+            'cannot get resource "networkpolicies"; run helm upgrade with '
+            "platform.networkPolicies.enabled: true, which gives the operator this right"
+        )
+        assert not run.api.batch_jobs
+        assert run.api.job() is None
+    run.until(lambda: run.api.batch_jobs or run.api.job())
+
+
 def test_the_policy_exists_before_the_job_though_counts_of_a_quota_changed_meanwhile(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

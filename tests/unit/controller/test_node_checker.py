@@ -1,6 +1,7 @@
 """The operator checks nodes that it cordoned, and uncordons those that pass."""
 
 import asyncio
+import json
 from copy import deepcopy
 from typing import Any
 
@@ -37,11 +38,12 @@ class ApiInMemory(NodesInMemory):
     def __init__(self, size: int) -> None:
         super().__init__(size)
         for name, node in self.nodes.items():
-            node["metadata"] |= {"uid": f"uid-{name}", "labels": {"gpu": "h100"}}
+            node["metadata"] |= {"uid": f"uid-{name}", "labels": {"gpu": "h100"}, "resourceVersion": "1"}
             node["status"]["capacity"] = {"nvidia.com/gpu": "8"}
         self.jobs: dict[str, Any] = {}
         self.pods: list[Any] = []
-        self.refuses = False
+        self.error: ApiError | None = None
+        """With which it responds to Jobs."""
 
     async def find(
         self, resource: Any, namespace: Any, labels: str | None = None, fields: str | None = None
@@ -53,15 +55,20 @@ class ApiInMemory(NodesInMemory):
         assert labels.startswith(LABEL_NODE_CHECK)
         return deepcopy(list(self.jobs.values()) if resource is BATCH_JOBS else self.pods)
 
-    async def merge_node(self, node: Any, changes: Any) -> None:
+    async def merge_node(self, node: Any, changes: Any) -> Any:
         changes = {"spec": {}} | deepcopy(changes)
         changes["metadata"] = {"labels": {}, "annotations": {}} | changes["metadata"]
-        await super().merge_node(self.nodes[node["metadata"]["name"]], changes)
+        version, stored = node["metadata"]["resourceVersion"], self.nodes[node["metadata"]["name"]]
+        if version != stored["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        await super().merge_node(stored, changes)
+        stored["metadata"]["resourceVersion"] = str(int(version) + 1)
+        return deepcopy(stored)
 
     async def create(self, resource: Resource, body: Any) -> Any:
         assert resource is BATCH_JOBS
-        if self.refuses:
-            raise ApiError(403, "Forbidden", "jobs is forbidden")
+        if self.error is not None:
+            raise self.error
         assert body["metadata"]["name"] not in self.jobs
         self.jobs[body["metadata"]["name"]] = deepcopy(body)
 
@@ -194,13 +201,37 @@ def test_a_job_of_another_node_with_the_same_name_does_not_count(world: World) -
 
 
 def test_a_refused_job_is_not_tried_again_before_an_hour_has_passed(world: World) -> None:
+    world.cordon("node-1", "node-2")
+    world.api.error = ApiError(403, "Forbidden", "jobs is forbidden: exceeded quota")
+    assert world.step(NOW + HOUR) == []
+    for name in ("node-1", "node-2"):
+        assert "not checked: jobs is forbidden: exceeded quota" in world.record(name)
+    world.api.error = None
+    assert world.step(NOW + HOUR + 60) == []
+    assert world.step(NOW + 2 * HOUR) == ["node-1", "node-2"]
+
+
+def test_a_node_is_not_checked_more_often_while_the_api_server_fails(world: World) -> None:
     world.cordon("node-1")
-    world.api.refuses = True
-    with pytest.raises(ApiError, match="jobs is forbidden"):
+    world.api.error = ApiError(500, "InternalError", "etcdserver: request timed out")
+    with pytest.raises(ApiError, match="etcdserver"):
         world.step(NOW + HOUR)
-    world.api.refuses = False
+    world.api.error = None
     assert world.step(NOW + HOUR + 60) == []
     assert world.step(NOW + 2 * HOUR) == ["node-1"]
+
+
+def test_a_node_whose_check_the_charts_policy_refuses_names_what_to_do(world: World) -> None:
+    world.cordon("node-1")
+    message = (
+        "jobs.batch is forbidden: ValidatingAdmissionPolicy 'objects' with binding 'objects' "
+        "denied request: the operator may create and change only objects with the label "
+        "megatron.training/recipe"
+    )
+    world.api.error = ApiError(403, "Forbidden", message)
+    assert world.step(NOW + HOUR) == []
+    why = "after helm upgrade with platform.badNodes.uncordonByCheck: true"
+    assert json.loads(world.record("node-1"))["result"].endswith(why)
 
 
 @pytest.mark.parametrize(
