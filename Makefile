@@ -211,8 +211,8 @@ bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU
 	  tests/trainer/test_bridge_layouts.py tests/trainer/test_bridge_split_sequences.py \
 	  tests/trainer/test_bridge_starts.py tests/trainer/test_check_root.py \
 	  tests/trainer/test_weights.py tests/trainer/test_quantized_weights.py \
-	  tests/trainer/test_chats.py tests/trainer/test_sample_blend.py tests/trainer/test_own_loop_conversions.py \
-	  tests/trainer/test_hub_weights.py \
+	  tests/trainer/test_chats.py tests/trainer/test_harmony_chats.py tests/trainer/test_sample_blend.py \
+	  tests/trainer/test_own_loop_conversions.py tests/trainer/test_hub_weights.py \
 	  tests/trainer/test_image_text.py tests/trainer/test_frozen_parts.py tests/trainer/test_sound_text.py \
 	  tests/trainer/test_omni.py tests/trainer/test_nemotron_media.py tests/trainer/test_step_layers.py \
 	  tests/trainer/test_packing.py tests/trainer/test_packed_attention.py tests/trainer/test_packed_chats.py \

@@ -48,8 +48,9 @@ layer "packages of Megatron-Bridge in an environment of their own" scripts/setup
 layer "bridge: a small model of every kind of function that starts on one rank, trained two iterations" \
     .venv-bridge/bin/python -m pytest -q -m "not repeats" tests/trainer/test_bridge_recipes.py
 layer "bridge: what the loss sees of chats and packed samples, compared with their sources" \
-    .venv-bridge/bin/python -m pytest -q tests/trainer/test_chats.py tests/trainer/test_packing.py \
-    tests/trainer/test_packed_attention.py tests/trainer/test_packed_chats.py tests/trainer/test_step_layers.py
+    .venv-bridge/bin/python -m pytest -q tests/trainer/test_chats.py tests/trainer/test_harmony_chats.py \
+    tests/trainer/test_packing.py tests/trainer/test_packed_attention.py tests/trainer/test_packed_chats.py \
+    tests/trainer/test_step_layers.py
 layer "fuzz: 470 texts and 10 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
 finish_lanes

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from megatron_trainer.checkpoints.selection import RELEASE
-from megatron_trainer.weights.audit import imported_digest
 
 FILE: Final = "weights.json"
 _INDEX: Final = ".metadata"
+_AUDIT: Final = "conversion-audit.json"
+"""In an import, with the checksums of the tensors that it read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,16 @@ def digest(checkpoint: Path) -> str | None:
 
     None where there is neither. Raises OSError where one cannot be read.
     """
-    return imported_digest(checkpoint) or _index_digest(checkpoint)
+    return _imported_digest(checkpoint) or _index_digest(checkpoint)
+
+
+def _imported_digest(checkpoint: Path) -> str | None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        audit = json.loads((checkpoint / _AUDIT).read_bytes())
+        if audit["conversion"] == "import":
+            tensors = json.dumps(audit["tensors"], sort_keys=True)
+            return hashlib.sha256(tensors.encode()).hexdigest()
+    return None
 
 
 def _index_digest(checkpoint: Path) -> str | None:

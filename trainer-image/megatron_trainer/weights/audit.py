@@ -1,7 +1,5 @@
 """Compares the tensors of a conversion's source with those of its result."""
 
-import contextlib
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,19 +87,6 @@ def imported_headers(checkpoint: Path) -> dict[str, Header]:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def imported_digest(checkpoint: Path) -> str | None:
-    """SHA-256 of the tensors that an import read: the same however often they are imported.
-
-    None without an import's audit. Raises OSError where it cannot be read.
-    """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-        audit = json.loads((checkpoint / AUDIT_FILE).read_bytes())
-        if audit["conversion"] == "import":
-            tensors = json.dumps(audit["tensors"], sort_keys=True)
-            return hashlib.sha256(tensors.encode()).hexdigest()
-    return None
 
 
 def compare(source: Mapping[str, TensorRecord], result: Mapping[str, TensorRecord]) -> list[str]:

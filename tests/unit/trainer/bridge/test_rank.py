@@ -40,7 +40,7 @@ def test_an_error_of_a_volume_is_no_wrong_configuration(
 def test_an_error_of_a_volume_while_the_model_is_built_is_no_wrong_configuration(
     code: int, ends: ExitCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from megatron_trainer.bridge import line_index, packing, rank, sample_files
+    from megatron_trainer.bridge import harmony, line_index, packing, rank, sample_files
     from megatron_trainer.worker import tracebacks
     from megatron_trainer.worker.failures import RankError
 
@@ -55,6 +55,7 @@ def test_an_error_of_a_volume_while_the_model_is_built_is_no_wrong_configuration
     monkeypatch.setattr(rank, "require_gpus", nothing)
     monkeypatch.setattr(tracebacks, "make_picklable", nothing)
     monkeypatch.setattr(rank, "_configure", lambda *_args: config)
+    monkeypatch.setattr(harmony, "install", nothing)
     monkeypatch.setattr(sample_files, "name_lines", nothing)
     monkeypatch.setattr(line_index, "install", nothing)
     monkeypatch.setattr(packing, "wait_outside_collectives", nothing)
