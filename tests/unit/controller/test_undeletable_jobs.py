@@ -6,23 +6,9 @@ import pytest
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import JOBS
 
+from tests.unit.controller.deletion_policy import DENIED, Policy
 from tests.unit.controller.simulated_cluster import TOTAL
 from tests.unit.controller.simulated_run import Run
-
-DENIED = 'admission webhook "protect" denied the request'
-
-
-class Policy:
-    """Refuses to have training jobs deleted, while it is `active`."""
-
-    def __init__(self, run: Run) -> None:
-        self.active = True
-        self._delete = run.api.delete
-
-    async def delete(self, resource: Any, *args: Any, **options: Any) -> None:
-        if self.active and resource is JOBS:
-            raise ApiError(403, "Forbidden", DENIED)
-        await self._delete(resource, *args, **options)
 
 
 @pytest.fixture
@@ -32,7 +18,7 @@ def run(training_run: Run) -> Run:
 
 @pytest.fixture
 def policy(run: Run, monkeypatch: pytest.MonkeyPatch) -> Policy:
-    policy = Policy(run)
+    policy = Policy(run, JOBS)
     monkeypatch.setattr(run.api, "delete", policy.delete)
     return policy
 

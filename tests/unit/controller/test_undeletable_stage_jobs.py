@@ -1,10 +1,8 @@
 """An admission policy refuses to have an import or export Job deleted: a condition shows why."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from megatron_operator.controller.api_client import ApiError
 from megatron_operator.controller.api_resources import BATCH_JOBS
 
 from tests.unit.controller.converting import (
@@ -16,22 +14,8 @@ from tests.unit.controller.converting import (
     reconcile,
     until_exporting,
 )
+from tests.unit.controller.deletion_policy import DENIED, Policy
 from tests.unit.controller.simulated_run import Run
-
-DENIED = 'admission webhook "protect" denied the request'
-
-
-class Policy:
-    """Refuses to have batch Jobs deleted, while it is `active`."""
-
-    def __init__(self, run: Run) -> None:
-        self.active = True
-        self._delete = run.api.delete
-
-    async def delete(self, resource: Any, *args: Any, **options: Any) -> None:
-        if self.active and resource is BATCH_JOBS:
-            raise ApiError(403, "Forbidden", DENIED)
-        await self._delete(resource, *args, **options)
 
 
 @pytest.fixture
@@ -42,7 +26,7 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture
 def policy(run: Run, monkeypatch: pytest.MonkeyPatch) -> Policy:
-    policy = Policy(run)
+    policy = Policy(run, BATCH_JOBS)
     monkeypatch.setattr(run.api, "delete", policy.delete)
     return policy
 
