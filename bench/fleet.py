@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from localcluster.hostcontrollers import free_port
+from localcluster.ports import free_port
 from urllib3.exceptions import HTTPError
 
 from bench.fleet_operator import SHORTEST

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from localcluster.hostcontrollers import free_port
+from localcluster.ports import free_port
 from megatron_operator.controller.progress_poller import RUNS_PER_SECOND
 
 from bench.operator_metrics import RECONCILES, scrape, total

@@ -1,12 +1,8 @@
 """Ports of this machine for servers that tests start."""
 
-import errno
-import random
-import socket
+from megatron_trainer import listening
 
 LOOPBACK = "127.0.0.1"
-_OUTSIDE_THE_EPHEMERAL_RANGE = range(20000, 30000)
-"""Below Linux' default range (32768 to 60999), from which any connection of another test takes a port."""
 
 
 def free_port(address: str = LOOPBACK) -> int:
@@ -15,14 +11,4 @@ def free_port(address: str = LOOPBACK) -> int:
     It stays free until the server listens, also for a server that is started again much later, unless
     another caller draws the same one of 10,000. Raises OSError if the address is none of this machine.
     """
-    while True:
-        port = random.choice(_OUTSIDE_THE_EPHEMERAL_RANGE)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-            return port
+    return listening.free_port(address)

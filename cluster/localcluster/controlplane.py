@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from localcluster.console import Console
 from localcluster.errors import ClusterError
 from localcluster.paths import Paths
 from localcluster.pki import Authority, Certificate
+from localcluster.ports import port_is_free
 from localcluster.processes import Processes, http_ok, wait_until
 
 SERVICE_RANGE = "10.96.0.0/16"
@@ -43,17 +43,6 @@ class Ports:
     def preferred(cls, base: int) -> Ports:
         """Consecutive ports from `base` on."""
         return cls(*(base + offset for offset in range(len(fields(cls)))))
-
-
-def port_is_free(address: str, port: int) -> bool:
-    """Whether a TCP socket can be bound to the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-    return True
 
 
 def choose_ports(remembered: Path, address: str, bases: range) -> Ports:

@@ -1,21 +1,13 @@
-"""What controllers need as host processes: ports, rights, certificates, and the deletion of their objects."""
+"""What controllers need as host processes: rights, certificates, and the deletion of their objects."""
 
 from __future__ import annotations
 
 import base64
-import socket
 
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
 from localcluster.pki import Authority
 from localcluster.processes import wait_until
-
-
-def free_port() -> int:
-    """A TCP port of the host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_established(kubectl: Kubectl, resource: str) -> None:

@@ -12,9 +12,10 @@ import yaml
 from localcluster.binaries import Binaries
 from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
-from localcluster.hostcontrollers import free_port, rights, wait_established
+from localcluster.hostcontrollers import rights, wait_established
 from localcluster.kubectl import LOADER, Kubectl, Object
 from localcluster.pki import Authority, Certificate
+from localcluster.ports import free_port
 from localcluster.processes import http_ok, wait_until
 
 MODULE = "sigs.k8s.io/jobset"

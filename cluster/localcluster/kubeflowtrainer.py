@@ -9,9 +9,10 @@ from pathlib import Path
 from localcluster.binaries import Binaries
 from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
-from localcluster.hostcontrollers import certificates, delete_all, free_port, rights, wait_established
+from localcluster.hostcontrollers import certificates, delete_all, rights, wait_established
 from localcluster.kubectl import Kubectl, Object
 from localcluster.pki import Authority, Certificate
+from localcluster.ports import free_port
 from localcluster.processes import http_ok, wait_until
 from localcluster.trainingoperator import CERTIFICATE_DIRECTORY
 

@@ -17,13 +17,13 @@ import logging
 import os
 import pkgutil
 import signal
-import socket
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import stand_ins
+from megatron_trainer.listening import free_port
 from megatron_trainer.platform import cpu
 
 RANKS = 2
@@ -174,9 +174,7 @@ def _rank(rank: int, port: int, function: str, folder: Path, run: str, killed_in
 
 def _run(function: str, folder: Path, run: str, killed_in: int | None = None) -> None:
     """Run all ranks to their end; if one is killed, kill the others. Raises SystemExit if one fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     children = []
     for rank in range(RANKS):
         child = os.fork()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from localcluster.hostcontrollers import free_port
 from localcluster.pki import Authority, Certificate
+from localcluster.ports import free_port
 from megatron_operator.controller.webhook import PATH
 
 from testkit.operator_process import OperatorProcess

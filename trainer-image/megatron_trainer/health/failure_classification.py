@@ -28,8 +28,9 @@ def classify_exits(
 ) -> Ending:
     """Return the exit that explains the others.
 
-    That is one of failed hardware, else one that would recur, else one with a cause of its own. If all lost
-    a peer it is the one that was reported first: the others may have lost that rank.
+    That is one of failed hardware, else one that would recur, else one that names a damaged checkpoint, else
+    one with a cause of its own. If all lost a peer it is the one that was reported first: the others may have
+    lost that rank.
 
     `codes`: exit codes by global rank, negative for a signal; `failures`: what ranks reported themselves, in
     the order of the reports.
@@ -47,7 +48,11 @@ def classify_exits(
             return -1, 0
         if ending.code is ExitCode.PEER_LOST and ending.rank is not None:
             return order[ending.code], reported.get(ending.rank, len(reported))
-        return order.get(ending.code, 1) if ending.code.retryable else 0, 0
+        if not ending.code.retryable:
+            return 0, 0
+        failure = failures.get(-1 if ending.rank is None else ending.rank)
+        found_damage = failure is not None and failure.unreadable is not None
+        return order.get(ending.code, 1), 0 if found_damage else 1
 
     return min(endings, key=priority)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from megatron_contract.exit_codes import ExitCode
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from megatron_trainer.listening import free_port
 from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
 from megatron_trainer.rendezvous.store import GangStore, StoreLostError
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
@@ -25,12 +26,6 @@ _HEARTBEAT_SECONDS = 1.0
 _LEAVE_SECONDS = 10.0
 # A pod without a heartbeat for this long is considered lost, and the others stop waiting for its ranks.
 SILENCE_SECONDS = 15.0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -146,7 +141,7 @@ class GangRendezvous(RendezvousHandler):
                 return GenerationPlan.loads(text)
             if self.node_rank == 0 and self.store.reached(key, self.nodes):
                 new, state = "new" in self.store.children(key).values(), self.store.state()
-                plan = replace(self._prepare_plan(state, new), master_port=_free_port())
+                plan = replace(self._prepare_plan(state, new), master_port=free_port())
                 report = state.report
                 lost = report is not None and report.kind is FailureKind.POD and report.node_rank is None
                 self.unexplained = report if lost and not new else None

@@ -135,6 +135,17 @@ def test_of_ranks_that_all_lost_a_peer_the_first_report_explains_the_others(
     assert (ending.code, ending.rank) == (ExitCode.PEER_LOST, 3)
 
 
+def test_a_damaged_checkpoint_explains_what_ranks_raise_that_have_read_half_of_it(
+    oom_kills: OomKillCounter,
+) -> None:
+    failures = {
+        0: RankFailure(138, "checkpoint of iteration 16 cannot be loaded: KeyError: 'optimizer'"),
+        2: RankFailure(138, "checkpoint of iteration 16 cannot be loaded: EOFError: ", unreadable=16),
+    }
+    ending = classify_exits({0: 138, 1: -signal.SIGSEGV, 2: 138}, failures, oom_kills)
+    assert failure_report(ending, failures, node_rank=0).unreadable == 16
+
+
 def test_the_text_of_an_abort_is_reported_without_values_of_secrets(
     oom_kills: OomKillCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

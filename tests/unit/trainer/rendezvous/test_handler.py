@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import ip_address
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -103,6 +104,15 @@ def test_all_pods_get_the_plan_of_node_0(port: int) -> None:
     assert plans[0] == plans[1] == plans[2]
     assert all(each.plan is not None and each.plan.iteration == 40 for each in pods)
     assert {each.generation for each in pods} == {1}
+
+
+def test_nothing_takes_the_port_of_the_process_group_before_rank_0_listens(port: int) -> None:
+    plan = Rendezvous(pod(port, 0, nodes=1)).join()[0]
+    assert isinstance(plan, GenerationPlan)
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not first <= plan.master_port <= last, "the kernel gives it to any connection"
+    with socket.create_server(("", plan.master_port)):
+        pass
 
 
 def test_a_pod_that_starts_before_the_master_waits_for_it(port: int) -> None:
